@@ -9,7 +9,6 @@ from typing import Any
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import Config
-from grpo_jax.planning import advice
 from grpo_jax.planning import against
 from grpo_jax.planning import compiling
 from grpo_jax.planning import plan as plans
@@ -129,7 +128,7 @@ def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
     made: The plan.
     price: Of a chip for an hour, in any currency.
   """
-  found = {**plans.to_json(made), 'advice': advice.of(made)}
+  found = {**plans.to_json(made), 'advice': plans.advice(made)}
   if price:
     found['million_tokens_cost_at_least'] = _cost(made, price)
   return found
@@ -202,7 +201,7 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
       f'At {price:g} for a chip and hour, a million completion tokens cost '
       f'{_cost(made, price):.3g} or more.'
     )
-  return said + [f'- {sentence}' for sentence in advice.of(made)]
+  return said + [f'- {sentence}' for sentence in plans.advice(made)]
 
 
 def show_ranked(ranked: Sequence[search.Candidate]) -> None:

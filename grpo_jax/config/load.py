@@ -28,13 +28,27 @@ def load_config(path: str | os.PathLike[str]) -> 'ConfigDict':
     ValueError: There is no such file, or it has no `get_config`.
   """
   file, *argument = installed(os.fspath(path)).split(':', 1)
-  get_config = runpy.run_path(file).get('get_config')
+  get_config = runpy.run_path(file, run_name=_name(file)).get('get_config')
   if get_config is None:
     raise ValueError(
       f'The config file {file} has no function get_config; write one that '
       'returns grpo_jax.config.default() with your changes.'
     )
   return get_config(*filter(None, argument))
+
+
+def _name(file: str) -> str:
+  """What `__name__` is in a config file.
+
+  The name by which it can be imported, if it lies in the current directory, so
+  that it can name its own functions.
+
+  >>> _name('lab/sums.py'), _name('../sums.py')
+  ('lab.sums', '<run_path>')
+  """
+  parts = pathlib.Path(file).with_suffix('').parts
+  named = all(part.isidentifier() for part in parts)
+  return '.'.join(parts) if named else '<run_path>'
 
 
 def installed(config: str) -> str:

@@ -8,13 +8,13 @@ import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.diagnostics import _clipping
+from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _prefix
 from grpo_jax.diagnostics import _probe
 from grpo_jax.diagnostics import _row
 from grpo_jax.diagnostics import _scale
 from grpo_jax.diagnostics import _value
-from grpo_jax.diagnostics import _words
-from grpo_jax.diagnostics._words import short
+from grpo_jax.diagnostics._fit import short
 
 COLUMNS = {
   'weight': 'weight of each token; L_i, N_p and N count the kept tokens of its '
@@ -54,7 +54,7 @@ class Audit(NamedTuple):
 
   def _repr_markdown_(self) -> str:
     head = ('part', '', 'what was read'), ('---', '---', '---')
-    return _words.markdown([*head, *describe('method', self)])
+    return _fit.markdown([*head, *describe('method', self)])
 
 
 def audit(

@@ -14,7 +14,6 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _words
 
 _RARE, _LIKELY = float(np.exp(-7)), 0.3  # old probabilities of the tokens
 _TOKENS, _OTHER_TOKENS = 4, 16  # lengths of the completion that is moved
@@ -226,7 +225,7 @@ def _what_matters(curve: _Curve, intervals) -> dict[str, bool]:
   """
   # Six digits: ends that differ by the bisection's error are one.
   ends = {
-    float(_words.number(np.log(end), 6))
+    float(_fit.number(np.log(end), 6))
     for (_, *ends), _ in intervals
     for end in ends
     if 0 < end < np.inf
@@ -281,7 +280,7 @@ def _where(intervals) -> str:
   """The intervals in words, by sign of the advantage."""
   words = 'at every ratio', 'below {}', 'above {}', 'from {} to {}'
   # The distance from 1 has four significant digits.
-  number = lambda ratio: f'{1 + float(_words.number(ratio - 1)):.10g}'
+  number = lambda ratio: f'{1 + float(_fit.number(ratio - 1)):.10g}'
   positive, negative = map(' and '.join, spans(intervals, words, number))
   if positive == negative:
     return f'{positive} for either sign of A'

@@ -11,7 +11,6 @@ import numpy as np
 
 from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _words
 
 _BATCHES = 16  # of each kind
 _STEP = 1e-4  # of a log-ratio: inside the clip ranges, above float32's rounding
@@ -152,7 +151,7 @@ def _ratio_text(found: Ratio, arithmetic: bool) -> str:
     if slope is None:
       return 'own: no gradient at ratio 1'
     own, cross, raw, pooled = *slope[:2], slope[:2], slope[2:4]
-    number = lambda x: _words.number(x, 3)
+    number = lambda x: _fit.number(x, 3)
     text = f'own: slope {number(own)}, to other tokens {number(cross)}'
     if not slope.alike:
       return f'{text}, from the second to the first {number(slope.back)}'
@@ -167,7 +166,7 @@ def _ratio_text(found: Ratio, arithmetic: bool) -> str:
       if np.allclose(measured, wanted, rtol=0, atol=_CLOSE):
         return known
     if abs(own - cross) < _CLOSE and cross and not coupled:
-      return f'sequence product to the power {_words.number(round(own, 3))}'
+      return f'sequence product to the power {_fit.number(round(own, 3))}'
     return text
 
   text, other = kind(found.positive), kind(found.negative)
@@ -219,12 +218,12 @@ def regulariser(subject: _probe.Subject) -> Regulariser:
       terms = {with_k1 if k == name else k: c for k, c in terms.items()}
   penalties = {name: x.penalty for name, x in read.items()}
   moved = _fit.moved_by(penalties, ('2A', '0A'))
-  parts = [f'{_words.number(c)} {name}' for name, c in terms.items()]
+  parts = [f'{_fit.number(c)} {name}' for name, c in terms.items()]
   if parts and acting < 1:
-    parts[-1] += f' {_words.percent(acting, 2)}'
+    parts[-1] += f' {_fit.percent(acting, 2)}'
     parts[-1] += ', by the reward' * ('the reward' in moved)
   if found is None:
-    parts = [f'own: {_words.depends(moved)}']
+    parts = [f'own: {_fit.depends(moved)}']
   unknown = joint is None and bool(idle.any())
   if np.abs(each(none.objective, base.weight)).max() > rounding:
     parts += ['own: a part of the objective without A'] * unknown
@@ -233,7 +232,7 @@ def regulariser(subject: _probe.Subject) -> Regulariser:
   if bonus is None and live.any():
     parts.append('own: a term in the entropy')
   elif bonus:
-    parts.append(f'entropy bonus {_words.number(bonus)}')
+    parts.append(f'entropy bonus {_fit.number(bonus)}')
   return Regulariser(
     text=' + '.join(parts) or 'none',
     terms=tuple(terms.items()),

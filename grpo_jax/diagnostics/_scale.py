@@ -15,7 +15,6 @@ import optax
 from grpo_jax import losses
 from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _words
 
 _SETTINGS = 1e-5, 0.05  # deviation of log-ratios: on policy, off policy
 _STEPS, _PARAMETERS = 24, 16
@@ -195,15 +194,15 @@ def _exponent(size: np.ndarray, phi: np.ndarray) -> float | None:
 def cell(change: StepChange) -> str:
   """The exponent of the gradient, or the factors that are no power law."""
   if change.size == 0 or change.exponent is not None:
-    return _words.short(change.exponent, 2)
-  return 'none: ' + ', '.join(f'x{_words.short(x)}' for x in change.gradient)
+    return _fit.short(change.exponent, 2)
+  return 'none: ' + ', '.join(f'x{_fit.short(x)}' for x in change.gradient)
 
 
 def _law(change: StepChange, factors: tuple[float, ...]) -> str:
   """The power law of the gradient, or its factors where there is none."""
   if change.exponent is not None:
-    return f'gradient ~ phi ** {_words.number(change.exponent, 2)}'
-  given = ', '.join(f'x {_words.short(x)}' for x in change.gradient)
+    return f'gradient ~ phi ** {_fit.number(change.exponent, 2)}'
+  given = ', '.join(f'x {_fit.short(x)}' for x in change.gradient)
   at = ', '.join(f'{phi:g}' for phi in factors)
   return f'no power law: gradient {given} at phi = {at}'
 
@@ -217,7 +216,7 @@ def _text(scale: Scale) -> str:
     text = 'scale-free before Adam'
     text += ': the advantage does not change' if scale.deviation else ''
   elif np.allclose(ratio / np.array(scale.factors), 1, 0, _NOISE):
-    left = _words.number(max(max(s.epsilon) for s in scale.settings), 0, 'e')
+    left = _fit.number(max(max(s.epsilon) for s in scale.settings), 0, 'e')
     text = f'linear, which Adam undoes up to {left} (its epsilon)'
   elif ratio.any():
     live = [s for s in scale.settings if s.size > 0]
@@ -236,7 +235,7 @@ def _text(scale: Scale) -> str:
     change = np.max([getattr(s, name) for s in scale.settings], axis=0)
     largest = float(change.max())
     if largest > _NOISE:
-      size = _words.number(largest, 2)
+      size = _fit.number(largest, 2)
       phi = scale.factors[_fit.leading(change, _NOISE)]
       said = f'; {cause}: the step changes by {size} at phi = {phi:g}'
       parts.append((largest, said))

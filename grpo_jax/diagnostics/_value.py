@@ -13,7 +13,6 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _words
 
 _ROUNDING = 1e-6  # relative to the sum of |w A|; of float32 too
 # From this squared correlation on, as printed, a statistic explains the loss.
@@ -141,7 +140,7 @@ def verdict(value: Value) -> tuple[str, str]:
   # most of it.
   squares = [getattr(value, name) for name in _NAMES]
   # Two digits, as printed: 0.8988 must not be called less than 0.90.
-  printed = [float(_words.number(square, 2, 'f')) for square in squares]
+  printed = [float(_fit.number(square, 2, 'f')) for square in squares]
   explains = [square >= _EXPLAINED for square in printed]
   index = explains.index(True) if any(explains) else _fit.leading(squares, _TIE)
   first = list(_NAMES.values())[index]

@@ -102,11 +102,7 @@ class PlainEngine:
         strings are asked for without `decode`.
     """
     del every_tokens
-    try:
-      while batch := self._submitted.take():
-        yield from self._round(batch)
-    finally:
-      self._submitted.clear()
+    return self._submitted.rounds(self._round)
 
   def _round(self, batch: arrays.Batch) -> Iterator[list[Sampled]]:
     """Draws a batch; see `completed`."""

@@ -12,12 +12,12 @@ Read in this order:
 - `weights`: pretrained models come in, and trained ones go out.
 """
 
-from grpo_jax.models.activations import bytes_per_token
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import LowRank
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
+from grpo_jax.models.flops import bytes_per_token
 from grpo_jax.models.flops import flops_per_token
 from grpo_jax.models.protocol import Layered
 from grpo_jax.models.protocol import Model

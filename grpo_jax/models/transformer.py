@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
-from grpo_jax.models import activations
 from grpo_jax.models import axes
 from grpo_jax.models import flops
 from grpo_jax.models import lora
@@ -92,7 +91,7 @@ class Transformer:
   @property
   def bytes_per_token(self) -> int:
     """See `models.bytes_per_token`."""
-    return activations.bytes_per_token(self.config)
+    return flops.bytes_per_token(self.config)
 
   @property
   def key_cost(self) -> float:

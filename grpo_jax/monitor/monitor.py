@@ -15,7 +15,9 @@ from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.monitor import table
 from grpo_jax.monitor.display import About
 from grpo_jax.monitor.display import History
-from grpo_jax.monitor.samples import Sample
+from grpo_jax.monitor.display import Nothing
+from grpo_jax.monitor.formatting import Sample
+from grpo_jax.monitor.screen import Screen
 
 
 class Options(NamedTuple):
@@ -208,3 +210,36 @@ class Monitor:
           f'{name} does not work ({plain_text.named(error)}); the run '
           'goes on, and these metrics will be missing there.'
         )
+
+
+class Quiet(Monitor):
+  """The `Monitor` of a process that is not the first: it only passes warnings.
+
+  Args:
+    warn: Takes them to the first process.
+  """
+
+  def __init__(self, warn: Callable[[str], None]):
+    self._screen, self._tell = Screen(Nothing()), warn
+
+  def __exit__(self, kind, value, traceback) -> None:
+    pass
+
+  def write(
+    self,
+    step: int,
+    scalars: Mapping[str, float | None],
+    samples: Sequence[Sample] = (),
+  ) -> None:
+    """The first process writes the same numbers."""
+
+  def warn(self, text: str) -> None:
+    """The first process shows it."""
+    self._tell(text)
+
+  def heldout(self) -> list[tuple[int, float]]:
+    """Only the first process reads what earlier starts have measured."""
+    return []
+
+  def close(self) -> None:
+    """Nothing is open."""

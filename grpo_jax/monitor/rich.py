@@ -9,12 +9,11 @@ from typing import Any
 from grpo_jax.monitor import display
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
-from grpo_jax.monitor import tiles as tiles_lib
 from grpo_jax.monitor import view as view_lib
 from grpo_jax.monitor.display import About
 from grpo_jax.monitor.display import History
 from grpo_jax.monitor.display import Scalars
-from grpo_jax.monitor.samples import Sample
+from grpo_jax.monitor.formatting import Sample
 
 _FRAMES_PER_SEC = 2
 _WARNINGS = 3  # that stay in the frame
@@ -61,7 +60,7 @@ class Rich:
     self.about, self._console = about, console
     self._error: Exception | None = None  # of the thread, not yet raised
     self._elapsed = lambda: 0.0
-    self._curves: dict[str, tiles_lib.Series] = {}  # by label
+    self._curves: dict[str, view_lib.Series] = {}  # by label
     self._live = None
     self._pace = formatting.Pace(about.total_steps)
     self._began: float | None = None  # when what is being done began
@@ -74,7 +73,7 @@ class Rich:
     """Begins the curves with what earlier starts of the run have measured."""
     self._elapsed = history.elapsed
     self._curves = {
-      label: tiles_lib.Series().extended(points)
+      label: view_lib.Series().extended(points)
       for label, points in table.curves(history.points).items()
     }
 
@@ -173,7 +172,7 @@ class Rich:
     # A headline that is not measured in every rollout keeps its last value.
     tiles = []
     for name in sorted({**self._curves, **headline}, key=table.order):
-      curve = self._curves.get(name, tiles_lib.Series())
+      curve = self._curves.get(name, view_lib.Series())
       value = headline.get(name)
       if value is not None:
         curve = curve.added(step, value)
@@ -181,7 +180,7 @@ class Rich:
       elif curve.points:
         value = curve.points[-1][1]
       beside = table.remark(name, curve.best)
-      tiles.append(tiles_lib.Tile(name, value, curve.points, beside))
+      tiles.append(view_lib.Tile(name, value, curve.points, beside))
     self._view = self._view._replace(
       label=label, step=step, total=total, tiles=tuple(tiles), **more
     )

@@ -9,15 +9,15 @@ import sys
 import time
 
 from grpo_jax.config import plain_text
-from grpo_jax.monitor import plain
+from grpo_jax.monitor import display as plain
 from grpo_jax.monitor import rich
 from grpo_jax.monitor.display import About
 from grpo_jax.monitor.display import Display
 from grpo_jax.monitor.display import History
 from grpo_jax.monitor.display import Nothing
 from grpo_jax.monitor.display import Scalars
-from grpo_jax.monitor.samples import Sample
-from grpo_jax.monitor.samples import escape
+from grpo_jax.monitor.formatting import Sample
+from grpo_jax.monitor.formatting import escape
 
 _WORTH_SECS = 0.1  # a phase that took less gets no line
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from grpo_jax import models
 from grpo_jax.mesh import sharding
-from grpo_jax.planning import sizes
+from grpo_jax.planning import memory
 from grpo_jax.planning.memory import LEARNING_STEPS
 from grpo_jax.planning.memory import Memory
 from grpo_jax.planning.roofline import Work
@@ -37,7 +37,7 @@ class Arithmetic(Memory):
     positions = self._chunk_positions * self.shards
     scored = self.rows.completions * self.room  # places of a row
     in_chunks = scored > max(1, positions // self.rows.rows)
-    again = sizes.recomputed(self.model)
+    again = memory.recomputed(self.model)
     return learning + again, learning + in_chunks
 
   def _learning_flops(self, program: str) -> float:

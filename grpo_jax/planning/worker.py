@@ -18,7 +18,6 @@ from grpo_jax.planning import compiling
 from grpo_jax.planning import gpu_lowering
 from grpo_jax.planning import hlo
 from grpo_jax.planning import programs
-from grpo_jax.planning import stablehlo
 from grpo_jax.planning import topologies
 
 
@@ -85,9 +84,7 @@ def _lowered(
     with gpu_lowering.without_a_gpu():
       found = programs.lowered(config, topology, program)
     for one, _ in found.parts:
-      module = stablehlo.Module(
-        one.compiler_ir('stablehlo'), mesh.shape, found.trips
-      )
+      module = hlo.Module(one.compiler_ir('stablehlo'), mesh.shape, found.trips)
       parts.append(
         compiling.Compiled(
           flops=module.flops(), kernels=module.kernels(), only_lowered=True

@@ -11,22 +11,26 @@ an attacker who knows a hole of the kernel: for that, use a virtual machine.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import functools
 import os
 import pathlib
 import selectors
 import shutil
+import stat
 import sys
 import tempfile
 import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _launch
-from grpo_jax.rewards import _scratch
 
+_LEAST_BYTES = 4096  # that a file or folder counts: an empty one takes room too
 MEANS = ('namespaces', 'landlock')
 _LOOK_SECS = 0.1  # at a scratch folder that has no limit of its own
 
@@ -233,7 +237,7 @@ def _guarded(
   def is_full() -> bool:
     if means == 'namespaces':  # the scratch folder has a limit of its own
       return False
-    return _scratch.is_over(folder, guarded.pid, limits.scratch_bytes)
+    return is_over(folder, guarded.pid, limits.scratch_bytes)
 
   try:
     late, texts = '', {out: bytearray() for out in outs}
@@ -340,3 +344,45 @@ def _interpreter_links() -> dict[str, str]:
     links[place] = os.readlink(place)
     path = os.path.join(os.path.dirname(place), links[place])
     path = os.path.normpath(path)
+
+
+def is_over(folder: str, process: int, most_bytes: int) -> bool:
+  """Whether files take more than is allowed, removed ones that are open too.
+
+  Landlock has no limit for a folder, so this looks from outside.
+
+  Args:
+    folder: All that lies in it counts.
+    process: What this process and its descendants have open on the same file
+      system counts too if it has no name any more.
+    most_bytes: The limit.
+  """
+  total, seen = 0, set()
+  device = os.stat(folder).st_dev
+  for found in _files(folder, process):
+    if found.st_dev != device or found.st_ino in seen:
+      continue
+    seen.add(found.st_ino)
+    total += max(_LEAST_BYTES, found.st_blocks * 512)
+    if total > most_bytes:  # it need not count a million files
+      return True
+  return False
+
+
+def _files(folder: str, process: int) -> Iterator[os.stat_result]:
+  """Each may have gone while it is looked at."""
+  waiting = [folder]
+  while waiting:
+    with contextlib.suppress(OSError), os.scandir(waiting.pop()) as inside:
+      for entry in inside:
+        with contextlib.suppress(OSError):
+          yield entry.stat(follow_symlinks=False)
+          if entry.is_dir(follow_symlinks=False):
+            waiting.append(entry.path)
+  for one in (process, *_guard.descendants(root=process)):
+    with contextlib.suppress(OSError):
+      for number in os.listdir(f'/proc/{one}/fd'):
+        with contextlib.suppress(OSError):
+          found = os.stat(f'/proc/{one}/fd/{number}')
+          if not found.st_nlink and stat.S_ISREG(found.st_mode):
+            yield found

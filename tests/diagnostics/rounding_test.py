@@ -7,7 +7,6 @@ import pytest
 from grpo_jax import diagnostics
 from grpo_jax.diagnostics import _fit
 from grpo_jax.diagnostics import _probe
-from grpo_jax.diagnostics import _words
 from tests.diagnostics import named
 
 # Of each, a text would depend on the noise if ties were not recognised:
@@ -82,4 +81,4 @@ def test_of_equal_scores_the_first_leads():
 )
 def test_a_number_between_two_prints_is_rounded_as_the_exact_one(value, said):
   for near in (value, value * (1 - 1e-12), value * (1 + 1e-12)):
-    assert _words.number(near, 3) == said
+    assert _fit.number(near, 3) == said

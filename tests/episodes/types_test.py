@@ -105,7 +105,7 @@ def test_the_mask_of_a_batch_has_the_holes_of_its_episodes():
 
 def test_metrics_count_what_the_policy_chose():
   got = rollout_of([episode(TREE), episode(STRAIGHT, straight=True)])
-  measured = rollout_metrics.of_rollout(got, step=5, right_reward=1)
+  measured = rollout_metrics.metrics_of_rollout(got, step=5, right_reward=1)
   assert measured['length_tokens_right'] == 2
   assert measured['length_tokens_wrong'] == measured['length_tokens_max'] == 4
   assert measured['staleness_steps'] == measured['staleness_steps_max'] == 2

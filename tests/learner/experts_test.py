@@ -207,9 +207,15 @@ def sampled(config, mesh=None):
   judged = rollout_lib.rewards_lib.Scores(
     scores.reshape(-1), scores.reshape(-1, 1), np.ones((16,), bool)
   )
-  batch = rollout_lib._batch(drawn, judged, (6,))
-  rollout = make_rollout()._replace(
-    batch=batch, length=drawn.length, prompts=ids
+  described = make_rollout()
+  rollout = rollout_lib.rollout_of(
+    drawn,
+    judged,
+    (6,),
+    prompts=ids,
+    prompt_texts=described.prompt_texts,
+    texts=described.texts,
+    index=described.index,
   )
   return model, params, drawn, rollout
 

@@ -75,10 +75,13 @@ def rows():
   )
 
 
-@jax.jit
 def logp(params):
-  scores = bigram.score(params, rows(), False)
-  return tiny.gather(scores.logp, rows(), bigram.rollout().length)
+  return tiny.gather(_logp(params, rows()), rows(), bigram.rollout().length)
+
+
+@jax.jit
+def _logp(params, rows):
+  return bigram.score(params, rows, False).logp
 
 
 def two_steps(made, watch=True):

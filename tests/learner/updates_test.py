@@ -354,7 +354,11 @@ def test_the_first_rollout_decides_the_layout_of_all(kind):
   assert made.layout.is_open and not decided.is_open
   state, _, kept = updates.learn(made, made.layout, begun(made), rollout, 0)
   assert kept == decided
-  short = rollout._replace(length=np.minimum(rollout.length, 1))
+  mask = np.asarray(rollout.batch.mask) & (np.arange(6) < 1)
+  short = rollout._replace(
+    length=np.minimum(rollout.length, 1),
+    batch=rollout.batch._replace(mask=mask, keep=mask),
+  )
   *_, again = updates.learn(made, kept, state, short, 1)
   assert again is kept
 

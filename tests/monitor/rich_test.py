@@ -11,7 +11,7 @@ from rich.console import Console
 from grpo_jax import monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.monitor import rich
-from grpo_jax.monitor import tiles as tiles_lib
+from grpo_jax.monitor import view as tiles_lib
 from grpo_jax.monitor.display import About
 from grpo_jax.monitor.display import History
 

@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from grpo_jax.monitor import samples
+from grpo_jax.monitor import formatting
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from grpo_jax.monitor import samples
   ],
 )
 def test_escape(text, shown):
-  assert samples.escape(text) == shown
+  assert formatting.escape(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -35,21 +35,21 @@ def test_escape(text, shown):
   ],
 )
 def test_shorten_keeps_both_ends(text, width, shown):
-  assert samples.shorten(text, width) == shown
+  assert formatting.shorten(text, width) == shown
 
 
 @pytest.mark.parametrize('width', [1, 2, 9, 40])
 def test_a_cut_is_shown_where_nothing_has_a_width(width):
   text = 'ab' + '\u0301' * 1000 + 'yz'
-  shown = samples.shorten(text, width, cell_len)
+  shown = formatting.shorten(text, width, cell_len)
   assert '…' in shown and cell_len(shown) <= width
   # Nothing is said to be missing where everything is there.
   whole = 'a' + '\u0301' * (4 * width - 1)
-  assert samples.shorten(whole, width, cell_len) == whole
+  assert formatting.shorten(whole, width, cell_len) == whole
 
 
 @pytest.mark.parametrize('width', [1, 2, 3, 8, 9, 40])
 @pytest.mark.parametrize('text', ['漢' * 30, 'a漢\n' * 30, 'e\u0301' * 60])
 def test_shorten_measures_columns(text, width):
-  shown = samples.shorten(text, width, cell_len)
+  shown = formatting.shorten(text, width, cell_len)
   assert width - 4 < cell_len(shown) <= width

@@ -9,7 +9,6 @@ import pytest
 
 from grpo_jax import monitor
 from grpo_jax.monitor import display as display_lib
-from grpo_jax.monitor import plain
 from grpo_jax.monitor import rich
 from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.monitor import view
@@ -30,10 +29,10 @@ class Terminal(io.StringIO):
   'mode, terminal, term, kind',
   [
     ('auto', True, 'xterm-256color', rich.Rich),
-    ('auto', True, 'dumb', plain.Plain),
-    ('auto', False, 'xterm-256color', plain.Plain),
+    ('auto', True, 'dumb', display_lib.Plain),
+    ('auto', False, 'xterm-256color', display_lib.Plain),
     ('rich', False, 'xterm-256color', rich.Rich),
-    ('plain', True, 'xterm-256color', plain.Plain),
+    ('plain', True, 'xterm-256color', display_lib.Plain),
     ('none', True, 'xterm-256color', display_lib.Nothing),
   ],
 )

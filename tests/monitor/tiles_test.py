@@ -3,26 +3,26 @@
 import pytest
 
 from grpo_jax.monitor import formatting
-from grpo_jax.monitor import tiles
+from grpo_jax.monitor import view
 
 
 @pytest.mark.parametrize('value', [0.743, -0.25, 75_100.0, 1.5e6, 0.0, 1.0])
 def test_a_large_number_is_three_equal_lines(value):
   text = formatting.number(value)
-  lines = tiles.big(text)
-  assert lines is not None and len(lines) == tiles.BIG_LINES
+  lines = view.big(text)
+  assert lines is not None and len(lines) == view.BIG_LINES
   assert len({len(line) for line in lines}) == 1
   assert len(lines[0]) <= 4 * len(text) + 2
 
 
 def test_the_digits_differ():
-  drawn = {tuple(tiles.big(digit) or ()) for digit in '0123456789'}
+  drawn = {tuple(view.big(digit) or ()) for digit in '0123456789'}
   assert len(drawn) == 10
 
 
 @pytest.mark.parametrize('text', ['', 'nan', '-inf', '3.2e-04'])
 def test_what_cannot_be_drawn(text):
-  assert tiles.big(text) is None
+  assert view.big(text) is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_what_cannot_be_drawn(text):
   ],
 )
 def test_a_curve(values, height, low, high, drawn):
-  assert tiles.curve(list(values), height, low, high) == drawn
+  assert view.curve(list(values), height, low, high) == drawn
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_a_curve(values, height, low, high, drawn):
   ],
 )
 def test_columns(points, width, values):
-  assert tiles.columns(points, width) == pytest.approx(values)
+  assert view.columns(points, width) == pytest.approx(values)
 
 
 def test_a_long_run_keeps_a_bounded_curve():
-  curve, total = tiles.Series(), 12_345
+  curve, total = view.Series(), 12_345
   for step in range(total):
     curve = curve.added(step, float(step))
   assert 1000 <= len(curve.points) <= 2000
@@ -73,22 +73,22 @@ def test_a_long_run_keeps_a_bounded_curve():
 @pytest.mark.parametrize('total', [1, 2, 2001, 12_345])
 def test_a_history_becomes_the_curve_that_its_points_would(total):
   points = [(n, float('nan') if n % 7 == 3 else n % 11) for n in range(total)]
-  curve = tiles.Series()
+  curve = view.Series()
   for step, value in points:
     curve = curve.added(step, value)
-  assert tiles.Series().extended(points) == curve
+  assert view.Series().extended(points) == curve
 
 
 def test_a_curve_knows_the_best_of_its_values_not_of_its_means():
   points = [(n, 1.0 if n == 1234 else 0.5) for n in range(5000)]
-  curve = tiles.Series().extended(points)
+  curve = view.Series().extended(points)
   assert max(value for _, value in curve.points) < 1.0
-  assert curve.best == 1.0 and tiles.Series().best is None
-  assert tiles.Series().added(0, -3.0).best == -3.0
+  assert curve.best == 1.0 and view.Series().best is None
+  assert view.Series().added(0, -3.0).best == -3.0
 
 
 def test_a_short_run_keeps_every_point():
-  curve = tiles.Series()
+  curve = view.Series()
   for step in range(2000):
     curve = curve.added(step, 0.5 * step)
   assert curve.points == [(n, 0.5 * n) for n in range(2000)]
@@ -96,8 +96,8 @@ def test_a_short_run_keeps_every_point():
 
 def tile(width, curve_lines=2, large=True, axis='rollout', more='best 0.830'):
   points = [(0, 0.25), (20, 0.5), (40, 0.8125)]
-  one = tiles.Tile('held-out accuracy', 0.8125, points, more)
-  lines = tiles.tile(one, width, curve_lines, large, axis)
+  one = view.Tile('held-out accuracy', 0.8125, points, more)
+  lines = view.tile(one, width, curve_lines, large, axis)
   assert all(line.cell_len <= width for line in lines)
   return [line.plain for line in lines]
 
@@ -123,9 +123,9 @@ def test_a_small_tile():
 
 @pytest.mark.parametrize('first', [0, 990, 12_345, 123_456_789])
 def test_the_axis_fits_every_width(first):
-  one = tiles.Tile('r', 0.5, [(first, 0.25), (first + 20, 0.5)])
+  one = view.Tile('r', 0.5, [(first, 0.25), (first + 20, 0.5)])
   for width in range(12, 41):
-    axis = tiles.tile(one, width, 2, True, 'rollout')[-1]
+    axis = view.tile(one, width, 2, True, 'rollout')[-1]
     assert axis.cell_len <= width
     words = axis.plain.split()
     # The last rollout is the last to go, and no number touches another.
@@ -134,8 +134,8 @@ def test_the_axis_fits_every_width(first):
 
 
 def test_before_two_points_there_is_room_for_a_curve():
-  one = tiles.Tile('reward', None)
-  lines = tiles.tile(one, 24, 2, True, 'rollout')
+  one = view.Tile('reward', None)
+  lines = view.tile(one, 24, 2, True, 'rollout')
   assert [line.plain for line in lines] == [
     'reward', '   ', '▀▀▀', '   ', '', '', '',
   ]  # fmt: skip

@@ -11,7 +11,7 @@ from rich.console import Group
 from grpo_jax.monitor import Sample
 from grpo_jax.monitor import table
 from grpo_jax.monitor import view as view_lib
-from grpo_jax.monitor.tiles import Tile
+from grpo_jax.monitor.view import Tile
 from tests.chosen import chosen
 
 SCALARS = {

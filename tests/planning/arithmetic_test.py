@@ -11,10 +11,10 @@ from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
+from grpo_jax.planning import memory as sizes
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
-from grpo_jax.planning import sizes
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import model as build_model

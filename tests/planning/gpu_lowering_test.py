@@ -16,9 +16,9 @@ from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
 from grpo_jax.planning import gpu_lowering
+from grpo_jax.planning import hlo
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import programs
-from grpo_jax.planning import stablehlo
 from grpo_jax.planning import topologies
 from grpo_jax.planning import worker
 from grpo_jax.run.build import build
@@ -81,7 +81,7 @@ def test_programs_are_lowered_with_the_kernels_of_gpus(program, kernels):
     }
     == kernels
   )
-  module = stablehlo.Module(
+  module = hlo.Module(
     found.lowered.compiler_ir('stablehlo'), parts.run.mesh.shape, found.trips
   )
   assert bool(module.kernels()) == bool(kernels)
@@ -114,7 +114,7 @@ def test_afterwards_jax_asks_for_a_gpu_again():
 def test_operations_are_those_of_arithmetic(program, mesh):
   parts = run(mesh)
   found = lowered(parts, program)
-  module = stablehlo.Module(
+  module = hlo.Module(
     found.lowered.compiler_ir('stablehlo'), parts.run.mesh.shape, found.trips
   )
   counted = arithmetic.Arithmetic(parts).work(program).flops
@@ -148,7 +148,7 @@ def test_products_of_a_program_whose_author_knows_them():
   given = jnp.ones((16, 16)), jnp.ones((16, 16))
   with sharding.use(mesh):
     module = jax.jit(program).lower(*given).compiler_ir('stablehlo')
-  found = stablehlo.Module(module, mesh.shape, trips=3)
+  found = hlo.Module(module, mesh.shape, trips=3)
   one = 2 * 8 * 16 * 16  # on half of the rows; tensor and fsdp share the rest
   assert found.flops() == (5 + 3) * one / 4 + 2 * one / 8
   assert found.kernels() == 0

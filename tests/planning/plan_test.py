@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from grpo_jax.planning import advice
 from grpo_jax.planning import compiling
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import topologies
@@ -201,11 +200,11 @@ def test_what_lies_on_the_host_takes_no_memory_of_devices():
 
 
 def test_moments_that_are_too_large_are_advised_to_stay_on_the_host():
-  said = ' '.join(advice.of(estimate('v5e:2x4', **{'mesh.fsdp': 8})))
+  said = ' '.join(plans.advice(estimate('v5e:2x4', **{'mesh.fsdp': 8})))
   assert 'Set config.optim.offload=True: the moments (7.1 GiB)' in said
   assert 'reference.offload' not in said
   away = estimate('v5e:2x4', **{'mesh.fsdp': 8, 'optim.offload': True})
-  assert 'optim.offload' not in ' '.join(advice.of(away))
+  assert 'optim.offload' not in ' '.join(plans.advice(away))
 
 
 def test_each_scoring_and_update_is_counted():
@@ -278,11 +277,11 @@ def test_the_verdict_on_what_was_compiled_is_the_compilers():
 def test_advice_names_the_field_that_helps():
   crowded = estimate('v5e:4x4', **{'mesh.fsdp': 16, 'model.remat': 'none'})
   assert not crowded.fits
-  assert any("model.remat='layer'" in said for said in advice.of(crowded))
+  assert any("model.remat='layer'" in said for said in plans.advice(crowded))
   wasted = estimate('v5p:8x8x8', **{'mesh.fsdp': 64, 'mesh.data': 8})
-  said = ' '.join(advice.of(wasted))
+  said = ' '.join(plans.advice(wasted))
   assert '12% of the rows' in said and 'row_completions' in said
-  assert not any('rows of an update' in one for one in advice.of(estimate()))
+  assert not any('rows of an update' in one for one in plans.advice(estimate()))
 
 
 def test_a_mixture_of_experts_is_planned():

@@ -12,7 +12,6 @@ import time
 import pytest
 
 from grpo_jax.rewards import _launch
-from grpo_jax.rewards import _process
 from grpo_jax.rewards import workers as workers_lib
 
 MODULE = 'tests.rewards.bad_judges:'
@@ -107,7 +106,7 @@ def test_a_failed_start_leaves_nothing(where, name, monkeypatch):
   before = os.listdir('/proc/self/fd'), open(path).read()
   for _ in range(2):
     with pytest.raises(PermissionError):
-      _process.Process(
+      workers_lib.Process(
         dict(memory_bytes=1 << 30, processes=9, file_bytes=1 << 20), 10, 10
       )
   assert (os.listdir('/proc/self/fd'), open(path).read()) == before

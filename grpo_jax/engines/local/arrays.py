@@ -6,6 +6,8 @@ and ends with `sampled`.
 
 import bisect
 from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -82,9 +84,18 @@ class Submitted:
     numbers = [n for n, one in self._waiting.items() if kind(one) == first]
     return Batch(numbers, [self._waiting.pop(n) for n in numbers])
 
-  def clear(self) -> None:
-    """Gives all up."""
-    self._waiting.clear()
+  def rounds(
+    self, draw: Callable[[Batch], Iterator[list[Sampled]]]
+  ) -> Generator[list[Sampled], None, None]:
+    """What `draw` yields of one batch after the other, until nothing waits.
+
+    Whoever leaves it gives up what waits.
+    """
+    try:
+      while batch := self.take():
+        yield from draw(batch)
+    finally:
+      self._waiting.clear()
 
 
 def prompts(

@@ -110,11 +110,7 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
-    try:
-      while batch := self._submitted.take():
-        yield from self._round(batch, every_tokens)
-    finally:
-      self._submitted.clear()
+    return self._submitted.rounds(lambda x: self._round(x, every_tokens))
 
   def _round(
     self, batch: arrays.Batch, every_tokens: int | None

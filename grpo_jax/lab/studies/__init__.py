@@ -1,6 +1,6 @@
 """Studies: experiments of several runs, started by `grpo-jax study NAME`.
 
-Two kinds of study have a folder here:
+There are two kinds of study:
 
 - `brakes` and `normalization` train runs, and continue them where they were;
 - `papers`: small experiments on the claims of two papers, each with a verdict.
@@ -9,12 +9,12 @@ What they share lies beside them:
 
 - `sweeps`: every arm with every seed, and on where it stopped;
 - `runs`: the warm-up that runs of one seed share, and their compiled programs;
-- `tables`: numbers, intervals and tables as text;
 - `claims`: a claim, what was measured of it, and the verdict;
-- `figures`, `pages`: experiments as pictures, and as files.
+- `figures`, `pages`: experiments as pictures, and as text and files.
 """
 
 from collections.abc import Callable
+import functools
 import importlib
 from typing import Any
 from typing import NamedTuple
@@ -87,9 +87,11 @@ def is_experiment(name: str) -> bool:
 def named(name: str) -> Study:
   """The study of this name, one of `STUDIES`.
 
-  >>> named('brakes').run.__name__
-  'run'
+  >>> named('brakes_updates').run.keywords
+  {'name': 'brakes_updates'}
   """
   # Only now: a study that trains imports all of the training.
-  study = importlib.import_module(f'grpo_jax.lab.studies.{name}')
-  return Study(study.run, study.show, study.to_json)
+  folder, _, _ = name.partition('_')
+  study = importlib.import_module(f'grpo_jax.lab.studies.{folder}')
+  run = functools.partial(study.run, name=name)
+  return Study(run, study.show, study.to_json)

@@ -1,4 +1,4 @@
-"""Experiments as files: the claims table, every number, the figures.
+"""Experiments as text and as files: tables, every number, the figures.
 
 `write` is the one place that knows in which form results are handed over.
 """
@@ -6,17 +6,93 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
+import math
 import pathlib
 import re
+import shutil
 import tempfile
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.config import plain_text
 from grpo_jax.lab import report
-from grpo_jax.lab.studies import charts
+from grpo_jax.lab.report.intervals import Interval
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
-from grpo_jax.lab.studies import tables
+
+Lines = Sequence[Mapping[str, str]]
+
+
+def number(value: float, sign: str = '') -> str:
+  """A number with three digits after the point; '-' for NaN.
+
+  Args:
+    value: The number.
+    sign: '+' writes the sign of a positive number too.
+
+  >>> number(0.25, '+'), number(float('nan'))
+  ('+0.250', '-')
+  """
+  return '-' if math.isnan(value) else f'{value:{sign}.3f}'
+
+
+def mean_and_half(interval: Interval, sign: str = '') -> str:
+  """An interval as `mean±half`; the mean alone if the half-width is NaN.
+
+  Args:
+    interval: See `Interval`.
+    sign: See `number`.
+
+  >>> mean_and_half(Interval(0.5, 0.02))
+  '0.500±0.020'
+  """
+  half = '' if math.isnan(interval.half) else f'±{interval.half:.3f}'
+  return number(interval.mean, sign) + half
+
+
+def show_tables(tables: Mapping[str, Lines], notes: str) -> None:
+  """Prints tables one below the other, and notes that explain them.
+
+  Args:
+    tables: By title, the lines of each table: the text of every cell by the
+      name of its column. A table without lines is left out.
+    notes: Text below the last table.
+  """
+  from rich import console
+
+  # A pipe has no width; 160 columns are enough for the widest table.
+  width = shutil.get_terminal_size((160, 24)).columns
+  out = plain_text.guarded(console.Console(width=width, highlight=False))
+  for title, lines in tables.items():
+    if lines:
+      out.print(_table(title, lines))
+  out.print(notes, markup=False)
+
+
+def _table(title: str, lines: Lines):
+  """A table of rich; its first column is never wrapped."""
+  from rich import box
+  from rich import table
+
+  made = table.Table(
+    title=title, title_justify='left', box=box.SIMPLE, pad_edge=False
+  )
+  for place, name in enumerate(lines[0]):
+    made.add_column(name, no_wrap=place == 0)
+  for line in lines:
+    made.add_row(*line.values())
+  return made
+
+
+def without_nan(value: Any) -> Any:
+  """Nested dicts and lists with None for NaN and infinity, which JSON lacks."""
+  if isinstance(value, dict):
+    return {name: without_nan(inner) for name, inner in value.items()}
+  if isinstance(value, list):
+    return [without_nan(inner) for inner in value]
+  is_finite = not isinstance(value, float) or math.isfinite(value)
+  return value if is_finite else None
+
 
 COLUMNS = 'verdict', 'claim', 'source', 'expected', 'measured'
 """Of the claims table; the verdict first, for screens that show no more."""
@@ -74,7 +150,7 @@ def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
     shown[title] = [cells(row) for row in done.rows]
   found = [f'{number} {kind}' for kind, number in counts(results).items()]
   files = f'{pathlib.Path(out) / "claims.html"}: {", ".join(found)}.'
-  tables.show(shown, f'{_NOTES}\n{files}')
+  show_tables(shown, f'{_NOTES}\n{files}')
 
 
 def prepare(folder: pathlib.Path) -> None:
@@ -123,7 +199,7 @@ def to_json(
     }
     for name, done in results.items()
   }
-  return tables.without_nan(answer)
+  return without_nan(answer)
 
 
 def _row_to_json(row: claims.Row) -> dict[str, Any]:
@@ -195,7 +271,7 @@ def _page(
     shown, experiment = drawn[name], done.experiment
     title, measured = shown['title'], f'Measured in {done.seconds:.1f} s.'
     parts: list[report.Part] = []
-    made, is_all = charts.of_experiment(experiment, done.numbers)
+    made, is_all = figures.of_experiment(experiment, done.numbers)
     if is_all:
       parts += [report.Text(title), *made, report.Text(measured, 'note')]
     else:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
-from grpo_jax.lab.studies.tables import without_nan
+from grpo_jax.lab.studies.pages import without_nan
 from grpo_jax.run import bare
 from grpo_jax.run.keep import workdir as workdir_lib
 

@@ -11,8 +11,8 @@
   place of its output layer.
 
 What one family of models has that another has not is a row of a table in
-`families`; where a parameter is stored and how it is laid out there, a row of
-a table in `tensors`.
+`families`; where a parameter is stored and how it is laid out there, a
+row of a table below it.
 
 Example:
 
@@ -28,15 +28,15 @@ Example:
     params = weights.load(source, model.config, place)
 """
 
-from grpo_jax.models.weights.adapter import save_adapter
-from grpo_jax.models.weights.classifier import Classifier
-from grpo_jax.models.weights.classifier import classifier
 from grpo_jax.models.weights.config_json import config_from_huggingface
 from grpo_jax.models.weights.config_json import config_to_huggingface
 from grpo_jax.models.weights.families import written_as
 from grpo_jax.models.weights.place import load
 from grpo_jax.models.weights.save import save
+from grpo_jax.models.weights.save import save_adapter
+from grpo_jax.models.weights.source import Classifier
 from grpo_jax.models.weights.source import Source
+from grpo_jax.models.weights.source import classifier
 from grpo_jax.models.weights.source import source
 
 __all__ = (

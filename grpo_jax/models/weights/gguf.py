@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax.models.weights import config_checks
-from grpo_jax.models.weights import tensors as tensors_lib
+from grpo_jax.models.weights import config_json
+from grpo_jax.models.weights import families as tensors_lib
 from grpo_jax.models.weights.safetensors import Stored
 
 # How many entries are made float32 at once: what the package holds besides its
@@ -139,10 +139,10 @@ _KINDS = {
       'attention.head_count', 'attention.head_count_kv', 'context_length',
       'attention.key_length', 'rope.dimension_count',
     ),
-    config_checks.COUNT,
+    config_json.COUNT,
   ),
-  'attention.layer_norm_rms_epsilon': config_checks.SHARE,
-  'rope.freq_base': config_checks.BASE,
+  'attention.layer_norm_rms_epsilon': config_json.SHARE,
+  'rope.freq_base': config_json.BASE,
 }  # fmt: skip
 
 
@@ -156,8 +156,8 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
   """
   kinds = dict(_KINDS)
   if metadata.get(f'{name}.rope.scaling.type') not in (None, 'none'):
-    kinds['rope.scaling.factor'] = config_checks.ABOVE_0
-    kinds['rope.scaling.original_context_length'] = config_checks.COUNT
+    kinds['rope.scaling.factor'] = config_json.ABOVE_0
+    kinds['rope.scaling.original_context_length'] = config_json.COUNT
   for key, kind in kinds.items():
     value = metadata.get(f'{name}.{key}')
     if value is not None and (needed := kind.problem(value)):

@@ -21,10 +21,10 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax.models.config import ModelConfig
-from grpo_jax.models.weights.parameters import Parameter
-from grpo_jax.models.weights.parameters import parameters
+from grpo_jax.models.weights.families import Layout
+from grpo_jax.models.weights.families import Parameter
+from grpo_jax.models.weights.families import parameters
 from grpo_jax.models.weights.source import Source
-from grpo_jax.models.weights.tensors import Layout
 
 Array = jax.Array
 

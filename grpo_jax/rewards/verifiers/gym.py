@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards import sandbox
-from grpo_jax.rewards.verifiers import _expressions
+from grpo_jax.rewards.verifiers import _algebra
 from grpo_jax.rewards.verifiers import _shared
 
 # Their verifiers call `eval` on the answer. What they mean to read are lists
@@ -101,7 +101,7 @@ def reasoning_gym(
   task = _task(made['task'], json.dumps(made['parameters'], sort_keys=True))
   answer = _answer(_shared.end_of(completion), tag, require_tag)
   if made['task'] in _ALGEBRA:
-    answer = _expressions.rewritten(answer, _ALGEBRA[made['task']])
+    answer = _algebra.rewritten(answer, _ALGEBRA[made['task']])
   if not answer:
     return 0.0
   entry = {

@@ -8,12 +8,11 @@ from typing import Any
 import unicodedata
 
 from grpo_jax.rewards import _marks
+from grpo_jax.rewards.verifiers import _algebra as _relations
 from grpo_jax.rewards.verifiers import _final
 from grpo_jax.rewards.verifiers import _notation
-from grpo_jax.rewards.verifiers import _relations
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import _units
-from grpo_jax.rewards.verifiers import _words
 from grpo_jax.rewards.verifiers import boxed
 
 _MOST = 1000  # characters of an answer; no answer of MATH has 200
@@ -192,11 +191,11 @@ def _text(text: str) -> str:
 
 def _say_same(wanted: str, found: str) -> bool | None:
   """Whether words, or words and numbers, are the same; None for formulas."""
-  words = _words.phrase(wanted), _words.phrase(found)
+  words = _notation.phrase(wanted), _notation.phrase(found)
   if words[0] and words[0] == words[1]:
-    if _SET.search(wanted + found) or _words.is_decisive(words[0]):
+    if _SET.search(wanted + found) or _notation.is_decisive(words[0]):
       return True
-  if all(map(_words.is_decisive, words)):
+  if all(map(_notation.is_decisive, words)):
     return False
   said = _said(wanted), _said(found)
   if said[0] and said[0] == said[1] and _SET.search(wanted + found):
@@ -291,9 +290,9 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _DATE.search(wanted) or _DATE.search(found):
     return True  # which only the same text is
-  if _words.changes(wanted) != _words.changes(found):
+  if _notation.changes(wanted) != _notation.changes(found):
     return True
-  if _words.are_opposite(wanted, found):
+  if _notation.are_opposite(wanted, found):
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True

@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 
 from grpo_jax.lab.studies import brakes
-from grpo_jax.lab.studies import brakes_smollm2
-from grpo_jax.lab.studies import brakes_updates
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies.brakes import Arm
 from grpo_jax.lab.studies.brakes import Outcome
-from grpo_jax.lab.studies.brakes import arms as arms_lib
-from grpo_jax.lab.studies.brakes import study
-from grpo_jax.lab.studies.brakes import summary as summary_lib
-from grpo_jax.lab.studies.brakes import table
-from grpo_jax.lab.studies.brakes import verdicts
 from grpo_jax.run import sampling
 from tests import cli
 from tests import runs
@@ -29,7 +22,7 @@ COOL = Arm('project', 8, 1e-4)
 
 
 def outcome(arm, seed, reward, overshoot=1.0, kl=1.0, steps=30):
-  others = dict.fromkeys(summary_lib.METRICS, 0.5)
+  others = dict.fromkeys(brakes.METRICS, 0.5)
   changed = {'reward': reward, 'overshoot': overshoot, 'kl_rollout': kl}
   return Outcome(arm, seed, steps, **{**others, **changed})
 
@@ -87,7 +80,7 @@ def test_arms_are_named_by_what_is_not_as_in_the_base():
 
 
 def test_every_brake_has_a_control_at_each_number_of_updates():
-  arms = brakes_updates.ARMS
+  arms = brakes.STUDIES['brakes_updates']
   assert len({arm.label for arm in arms}) == len(arms) == 45
   made = [outcome(arm, 0, 0.5, kl=arm.lr * arm.updates) for arm in arms]
   summary = brakes.summarise(made)
@@ -98,11 +91,11 @@ def test_every_brake_has_a_control_at_each_number_of_updates():
     assert nearest[arm].lr * nearest[arm].updates == arm.lr * arm.updates
 
 
-@pytest.mark.parametrize('study', [brakes_updates, brakes_smollm2])
+@pytest.mark.parametrize('study', ['brakes_updates', 'brakes_smollm2'])
 def test_a_brake_is_compared_at_its_own_number_of_updates(study):
   made = [
     outcome(arm, 0, reward=arm.updates / 100 + 0.5 * (arm.brake != 'none'))
-    for arm in study.ARMS
+    for arm in brakes.STUDIES[study]
   ]
   for row in brakes.summarise(made).rows:
     if row.arm.brake != 'none':
@@ -112,8 +105,10 @@ def test_a_brake_is_compared_at_its_own_number_of_updates(study):
 def numbers(**gains):
   """Made-up runs; at its best rate a brake adds what is told of it."""
   made = []
-  for arm in brakes_updates.ARMS:
-    alike = {x.lr for x in brakes_updates.ARMS if x.updates == arm.updates}
+  for arm in brakes.STUDIES['brakes_updates']:
+    alike = {
+      x.lr for x in brakes.STUDIES['brakes_updates'] if x.updates == arm.updates
+    }
     rates = sorted(alike)
     for seed in range(3):
       reward = 0.7 + 0.001 * seed - 0.1 * (arm.lr != rates[1])
@@ -124,12 +119,12 @@ def numbers(**gains):
       one = outcome(arm, seed, reward + gain, over, kl)
       parts = {'overshoot_carried': over, 'overshoot_fresh': -0.01 * over}
       made.append(dataclasses.replace(one, **parts))
-  return verdicts.numbers(made)
+  return brakes.numbers(made)
 
 
 def verdicts_of(found):
-  arms = [one.arm for one in verdicts._outcomes(found)]
-  made = verdicts.experiment(arms)
+  arms = [one.arm for one in brakes._outcomes(found)]
+  made = brakes.experiment(arms)
   return {row.name: row.verdict for row in claims.check(made, found)}
 
 
@@ -140,7 +135,7 @@ def test_verdicts_on_brakes_follow_from_the_runs():
     for updates in (4, 8, 16):
       assert found[f'decay_{updates}{kind}'] == claims.HOLDS
       assert found[f'rollback_{updates}{kind}'] == claims.FAILS
-  general = [found[name] for name in verdicts.GENERAL]
+  general = [found[name] for name in brakes.GENERAL]
   assert general == [claims.HOLDS] * 5
 
 
@@ -170,7 +165,7 @@ def test_no_brake_gains_only_if_none_may():
   for one in found['runs']:
     if one['arm']['brake'] == 'narrow':
       one['reward'] += 0.1 * (one['seed'] - 1)
-  made = verdicts.measure(found)['gain']
+  made = brakes.measure(found)['gain']
   assert 'narrow' in made.example and made.mean < 0.01 < made.half
   assert verdicts_of(found)['gain'] == claims.OPEN
 
@@ -189,17 +184,17 @@ def test_what_was_not_run_or_has_one_seed_has_no_verdict():
 
 def test_each_brake_has_its_config():
   config = runs.small(steps=30)
-  narrow = arms_lib.config_of(config, Arm('narrow', 4, 1e-4), 7)
+  narrow = brakes.config_of(config, Arm('narrow', 4, 1e-4), 7)
   assert narrow.learner.method_kwargs == {}  # what `build` fills
   assert narrow.learner.method.endswith(':coasting_grpo')
   assert narrow.optim.brake == 'none' and narrow.optim.lr == 1e-4
   assert narrow.optim.warmup_steps == 20 and narrow.learner.epochs == 4
   assert narrow.seed == 7 and narrow.sampler.group == 8
-  project = arms_lib.config_of(config, PROJECT, 7)
+  project = brakes.config_of(config, PROJECT, 7)
   assert project.optim.brake == 'project'
   assert project.learner.method == config.learner.method
   assert project.optim.overshoot_every_steps == 5
-  short = arms_lib.config_of(runs.small(steps=6), PROJECT, 7)
+  short = brakes.config_of(runs.small(steps=6), PROJECT, 7)
   assert short.optim.warmup_steps == 2 * PROJECT.updates
 
 
@@ -212,26 +207,26 @@ def test_means_are_over_the_rollouts_that_were_measured():
     {'reward': 0.6, 'overshoot': 3.0},
     {'reward': 0.8, 'secs_per_update': 4.0},
   ]
-  found = study._outcome(BASE, 0, records, None)
+  found = brakes._outcome(BASE, 0, records, None)
   assert found.steps == 6 and found.reward == pytest.approx(0.4)
   assert found.reward_last == pytest.approx(0.7)
   assert found.overshoot == 2 and found.secs_per_update == 3
   assert math.isnan(found.accuracy) and math.isnan(found.kl_rollout)
-  shorter = study._outcome(BASE, 0, records[1:], 0.25)
+  shorter = brakes._outcome(BASE, 0, records[1:], 0.25)
   assert shorter.reward_last == pytest.approx(0.7)  # two of five
   assert shorter.accuracy == 0.25 and shorter.secs_per_update == 4
 
 
 def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
   monkeypatch.setenv('COLUMNS', '160')
-  compared = study.compared('brakes', OUTCOMES, tmp_path)
+  compared = brakes.compared('brakes', OUTCOMES, tmp_path)
   brakes.show(compared)
   seen = capsys.readouterr().out
   assert '0.040±0.254 (x10.0)' in seen and '+0.010±1.398' in seen
   assert 'E3b: brakes on clipped tokens' in seen and 'claims.html' in seen
   page = (tmp_path / 'claims' / 'claims.html').read_text()
   assert 'no brake raises the mean reward by more than 0.05' in page
-  cells = table.tables(brakes.summarise([outcome(BASE, 0, math.nan)]))
+  cells = brakes.tables(brakes.summarise([outcome(BASE, 0, math.nan)]))
   assert cells['what is learned'][0]['reward'] == '-'
   answer = brakes.to_json(compared)
   assert json.loads(json.dumps(answer, allow_nan=False)) == answer
@@ -241,7 +236,7 @@ def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
 @pytest.mark.long
 def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   arms = (Arm('none', 2), Arm('rollback', 2))
-  begun, versions, real, sampled = [], [], study.run_arm, sampling.sampled
+  begun, versions, real, sampled = [], [], brakes.run_arm, sampling.sampled
 
   def run_arm(config, arm, seed, params):
     begun.append((arm, seed, jax.tree.map(np.array, params)))
@@ -252,7 +247,7 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     versions.append(int(drawn[0].batch.version.max()))
     return drawn
 
-  monkeypatch.setattr(study, 'run_arm', run_arm)
+  monkeypatch.setattr(brakes, 'run_arm', run_arm)
   monkeypatch.setattr(sampling, 'sampled', sample)
   config = runs.small(reward='tests.judges:even')
   given = dict(config=config, workdir=tmp_path, seeds=1, steps=2, arms=arms)
@@ -278,7 +273,7 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   for _, _, params in begun[1:]:
     jax.tree.map(np.testing.assert_array_equal, begun[0][2], params)
   seen = brakes.to_json(brakes.run(**given, only=['none-mu2']))
-  wanted = summary_lib.to_json(first)['arms'][:1]
+  wanted = brakes.summary_to_json(first)['arms'][:1]
   np.testing.assert_equal(seen['arms'], wanted)
   assert len(begun) == 3  # nothing was left to run
   brakes.run(**{**given, 'steps': 1})

@@ -15,12 +15,11 @@ import pathlib
 import sys
 
 from grpo_jax.lab.studies import EXPERIMENTS
-from grpo_jax.lab.studies import brakes_updates
+from grpo_jax.lab.studies import brakes as verdicts
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import normalization
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
-from grpo_jax.lab.studies.brakes import verdicts
 from grpo_jax.lab.studies.claims import Measured
 
 FILE = pathlib.Path(__file__).with_suffix('.json')
@@ -30,7 +29,7 @@ FILE = pathlib.Path(__file__).with_suffix('.json')
 def experiments() -> Mapping[str, claims.Experiment]:
   """Those of the table, by the name of the study."""
   found = {name: papers.experiment(name) for name in EXPERIMENTS}
-  brakes = verdicts.experiment(brakes_updates.ARMS)
+  brakes = verdicts.experiment(verdicts.STUDIES['brakes_updates'])
   general = {name: brakes.claims[name] for name in verdicts.GENERAL}
   return found | {
     'normalization': normalization.EXPERIMENT,

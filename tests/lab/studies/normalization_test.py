@@ -16,9 +16,6 @@ from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.claims import FAILS
 from grpo_jax.lab.studies.claims import HOLDS
 from grpo_jax.lab.studies.claims import OPEN
-from grpo_jax.lab.studies.normalization import arms as arms_lib
-from grpo_jax.lab.studies.normalization import study
-from grpo_jax.lab.studies.normalization import verdicts
 from grpo_jax.lab.studies.papers.normalized_optimizer import Optimizer
 from grpo_jax.run import bare
 from tests import runs
@@ -49,7 +46,7 @@ MADE = [outcome(arm, seed) for seed in range(3) for arm in PLAN.arms]
 
 
 def test_verdicts_follow_from_the_runs():
-  numbers = verdicts.numbers(PLAN, MADE)
+  numbers = normalization.numbers(PLAN, MADE)
   assert numbers['failure']['Adam']['plain'][2] == [0.4, 0.401, 0.402]
   found = claims.check(normalization.EXPERIMENT, numbers)
   measured = {row.name: row.measured for row in found}
@@ -85,22 +82,22 @@ def test_verdicts_follow_from_the_runs():
   ],
 )
 def test_verdicts_turn_with_their_numbers(name, edit, wanted):
-  numbers = copy.deepcopy(verdicts.numbers(PLAN, MADE))
+  numbers = copy.deepcopy(normalization.numbers(PLAN, MADE))
   edit(numbers)
   assert verdicts_of(numbers)[name] == wanted
 
 
 def test_an_optimizer_of_which_an_arm_is_missing_has_no_verdict():
   some = [one for one in MADE if one.arm != PLAN.arms[0]]
-  numbers = verdicts.numbers(PLAN, some)
+  numbers = normalization.numbers(PLAN, some)
   assert 'SGD' not in numbers['failure'] and 'momentum' in numbers['failure']
   assert verdicts_of(numbers)['sgd'] == OPEN
 
 
 def test_of_fewer_optimizers_nothing_is_claimed_of_the_others():
-  asked = verdicts.experiment(normalization.SMOLLM2).claims
+  asked = normalization.experiment(normalization.SMOLLM2).claims
   assert {*asked} == {'unequal', 'momentum', 'adam', 'adam_same', 'inside'}
-  assert verdicts.experiment(PLAN) == normalization.EXPERIMENT
+  assert normalization.experiment(PLAN) == normalization.EXPERIMENT
 
 
 def test_every_arm_has_its_twin_and_its_loss():
@@ -109,7 +106,7 @@ def test_every_arm_has_its_twin_and_its_loss():
   assert len(set(labels)) == 50 and len(normalization.SMOLLM2.arms) == 12
   config = runs.small()
   divided, plain = (
-    arms_lib.config_of(config, arm, 7).learner for arm in PLAN.arms[:2]
+    normalization.config_of(config, arm, 7).learner for arm in PLAN.arms[:2]
   )
   assert divided.method == 'grpo'
   assert plain.method.endswith(':grpo_without_std')
@@ -121,7 +118,7 @@ def taken(optimizer, gradients, settings=None):
   params = jnp.array([1.0, -2.0])
   state = optimizer.init(params)
   if settings:
-    state = study.Settings(*settings), *state[1:]
+    state = normalization.Settings(*settings), *state[1:]
   update = jax.jit(optimizer.update)
   for gradient in gradients:
     step, state = update(gradient, state, params)
@@ -136,7 +133,7 @@ def test_settings_in_the_state_act_as_settings_of_optax(adaptive):
   own = optax.sgd(rate, momentum=0.9)
   if adaptive:
     own = optax.adamw(rate, 0.9, 0.99, eps=0.3, weight_decay=0.9)
-  mine = study.adjustable(adaptive, lambda params: True)
+  mine = normalization.adjustable(adaptive, lambda params: True)
   given = 0.1, 0.9, 0.3
   np.testing.assert_allclose(
     taken(mine, gradients, given), taken(own, gradients), rtol=1e-6
@@ -144,7 +141,7 @@ def test_settings_in_the_state_act_as_settings_of_optax(adaptive):
   # A run that has skipped the first updates is past the rise.
   state = optim.set_schedules(mine.init(jnp.ones(2)), 2)
   later, _ = mine.update(
-    jnp.ones(2), (study.Settings(*given), *state[1:]), jnp.zeros(2)
+    jnp.ones(2), (normalization.Settings(*given), *state[1:]), jnp.zeros(2)
   )
   assert later.tolist() == pytest.approx([-0.1 / (1 + 0.3 * adaptive)] * 2)
   # As they are after `init`, settings move nothing.
@@ -158,7 +155,7 @@ def test_a_study_may_be_shorter_than_the_rise_of_its_config(
   monkeypatch.setattr(bare.warm_up, 'run', lambda parts, *_: parts.config.optim)
   config = runs.small(steps=3, **{'optim.warmup_steps': 10})
   assert bare.warmed_up(config, tmp_path).warmup_steps == 0
-  of_arm = arms_lib.config_of(config, PLAN.arms[0], 0)
+  of_arm = normalization.config_of(config, PLAN.arms[0], 0)
   assert of_arm.optim.warmup_steps == 0
 
 
@@ -203,9 +200,9 @@ def test_a_study_trains_each_kind_of_optimizer(tmp_path, monkeypatch):
       'Adam': Optimizer(True, (0.0, 1e-8), (1e-3, 0.1)),
     },
   )
-  made, real = [], study.build.updater
+  made, real = [], normalization.build.updater
   monkeypatch.setattr(
-    study.build,
+    normalization.build,
     'updater',
     lambda *given: made.append(given) or real(*given),
   )

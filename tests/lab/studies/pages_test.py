@@ -10,7 +10,6 @@ from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
-from grpo_jax.lab.studies import tables
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
@@ -68,7 +67,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_measured(
 
 def test_json_has_no_numbers_that_it_lacks():
   given = {'a': [math.nan, -math.inf, 1.0], 'b': {'c': math.inf, 'd': 'inf'}}
-  assert tables.without_nan(given) == {
+  assert pages.without_nan(given) == {
     'a': [None, None, 1.0],
     'b': {'c': None, 'd': 'inf'},
   }

@@ -482,16 +482,16 @@ def run(tmp_path_factory):
     loop.train(runs.small(**changes), folder / 'off')
   assert 'sketch_of_part' not in names
   changes['log.geometry_every_steps'] = 2
-  measured, updates_before = Geometry.measured, []
+  before, updates_before = Geometry.before, []
 
   def noted(self, state, *args):
     updates_before.append(int(state.step))
-    return measured(self, state, *args)
+    return before(self, state, *args)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(Geometry, 'measured', noted)
+    patch.setattr(Geometry, 'before', noted)
     loop.train(runs.small(**changes), folder / 'on')
-  assert updates_before == [0, 1, 2, 3]  # each before the update of its rollout
+  assert updates_before == [0, 2]  # each before the update of its rollout
   return changes, folder
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from grpo_jax.models import weights
 from grpo_jax.models.weights import families
-from grpo_jax.models.weights import parameters
 from grpo_jax.models.weights import safetensors
 from tests.models.weights import real_models
 
@@ -29,7 +28,7 @@ def make(folder: pathlib.Path) -> None:
   described = real_models.MODELS['Llama-3.2-1B']
   config = weights.config_from_huggingface(described)
   tensors = families.family(described['architectures'][0]).tensors
-  wanted, _ = parameters.parameters(config, tensors)
+  wanted, _ = families.parameters(config, tensors)
   names = [(n, p.name_shape) for p in wanted for ns in p.names for n in ns]
   rng = np.random.default_rng(0)
   bfloat16 = np.dtype(jax.numpy.bfloat16)

@@ -1,5 +1,6 @@
 """The hostile corpus in workers: every completion has an outcome, in time."""
 
+import gc
 import importlib.util
 import os
 import resource
@@ -43,6 +44,7 @@ class Health:
   """What the process holds; it must be the same after each batch."""
 
   def __init__(self):
+    gc.collect()  # what earlier tests have left
     self.threads = threading.active_count()
     self.descriptors = len(os.listdir('/proc/self/fd'))
     self.children = len(_children())

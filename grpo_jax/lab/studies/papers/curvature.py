@@ -8,7 +8,7 @@ from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _loglinear
+from grpo_jax.lab.studies.papers import _settings
 
 _RANDOM = 4000  # instances of each size
 
@@ -72,7 +72,7 @@ def _instances(x, logits) -> dict[str, np.ndarray]:
 
   The first answer is right. Hess J = p [(x_a - xbar)(x_a - xbar)^T - Cov(x)].
   """
-  pi = _loglinear.softmax(logits)
+  pi = _settings.softmax(logits)
   p, centred = pi[:, 0], x - np.einsum('nk,nkd->nd', pi, x)[:, None]
   own = centred[:, 0]
   covariance = np.einsum('nk,nkd,nke->nde', pi, centred, centred)

@@ -12,7 +12,7 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.figures import SERIES
-from grpo_jax.lab.studies.papers import _coefficients
+from grpo_jax.lab.studies.papers import _settings
 
 GROUPS = 2, 4, 8, 16, 64
 SUCCESS = 0.02, 0.1, 0.5
@@ -95,7 +95,7 @@ def _gain(group: int) -> np.ndarray:
   valid = np.broadcast_to(np.arange(most) < group, reward.shape)
   method = losses.methods.grpo(kl_coefficient=0)
   length = np.ones(reward.shape, int)
-  c, _ = _coefficients.of_groups(method, reward, length, valid=valid)
+  c, _ = _settings.of_groups(method, reward, length, valid=valid)
   return np.sum(c[..., 0] * reward, axis=1)[: group + 1]
 
 

@@ -9,7 +9,7 @@ from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _loglinear
+from grpo_jax.lab.studies.papers import _settings
 
 _PROMPTS, _ANSWERS, _WIDTH, _SAMPLES = 40, 6, 32, 64
 
@@ -57,10 +57,10 @@ def run(full: bool = False) -> dict[str, Any]:
 def _run(seed: int):
   """The correlations of a seed, and what they correlate, by prompt."""
   random = np.random.default_rng(1000 + seed)
-  x = _loglinear.features(seed, _PROMPTS, _ANSWERS, _WIDTH, 0.0)
+  x = _settings.features(seed, _PROMPTS, _ANSWERS, _WIDTH, 0.0)
   # Along the features of some right answers, so that difficulties differ.
   aim = x[:, 0] * random.normal(1, 4, (_PROMPTS, 1))
-  pi = _loglinear.policy(x, aim.sum(axis=0))
+  pi = _settings.policy(x, aim.sum(axis=0))
   score = x - np.einsum('ik,ikd->id', pi, x)[:, None]  # [I,K,D]
   right = np.arange(_ANSWERS) == 0
   p = pi[:, 0]

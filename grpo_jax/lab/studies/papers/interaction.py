@@ -9,7 +9,7 @@ from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _loglinear
+from grpo_jax.lab.studies.papers import _settings
 
 _PROMPTS, _ANSWERS, _WIDTH, _STEPS, _RATE = 24, 6, 32, 301, 4.0
 _PAPER = {'0': 50.5, '260': 72.7, '500': 66.4}
@@ -69,7 +69,7 @@ def run(full: bool = False) -> dict[str, Any]:
   }
   # Two answers each; the features of the right answers are 1 and -1.
   x = np.array([[[1.0], [0.0]], [[-1.0], [0.0]]])
-  first, second = _loglinear.gradients(x, _loglinear.policy(x, np.zeros(1)))
+  first, second = _settings.gradients(x, _settings.policy(x, np.zeros(1)))
   return {
     **found,
     'steps': list(range(0, _STEPS, 10)),
@@ -81,11 +81,11 @@ def run(full: bool = False) -> dict[str, Any]:
 
 def _run(seed: int) -> list[dict[str, float]]:
   """What `_pairs` finds at every tenth step of a training."""
-  x = _loglinear.features(seed, _PROMPTS, _ANSWERS, _WIDTH, 0.3)
+  x = _settings.features(seed, _PROMPTS, _ANSWERS, _WIDTH, 0.3)
   theta, found = np.zeros(_WIDTH), []
   for step in range(_STEPS):
-    pi = _loglinear.policy(x, theta)
-    gradient = _loglinear.gradients(x, pi)
+    pi = _settings.policy(x, theta)
+    gradient = _settings.gradients(x, pi)
     if step % 10 == 0:
       found.append({**_pairs(x, gradient), 'success': float(pi[:, 0].mean())})
     theta = theta + _RATE * gradient.mean(axis=0)

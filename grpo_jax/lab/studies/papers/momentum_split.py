@@ -13,8 +13,7 @@ from grpo_jax.lab.studies.claims import FONTANA
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _bandit
-from grpo_jax.lab.studies.papers import _compiling
+from grpo_jax.lab.studies.papers import _settings
 
 UPDATES = 4, 16  # per rollout
 _RATE, _ROLLOUTS, _GROUP, _LOW, _HIGH = 0.03, 60, 8, 0.8, 1.2
@@ -67,7 +66,7 @@ def run(full: bool = False) -> dict[str, Any]:
   found, seeds = {}, np.arange(20 if full else 5)
   with jax.enable_x64(True):
     for updates in UPDATES:
-      train = _compiling.jit(jax.vmap(lambda seed, n=updates: _train(seed, n)))
+      train = _settings.jit(jax.vmap(lambda seed, n=updates: _train(seed, n)))
       sums, count = train(seeds)
       found[str(updates)] = {
         name: np.asarray(total / count).tolist() for name, total in sums.items()
@@ -81,7 +80,7 @@ def _train(seed, updates):
   features = jax.random.normal(key, (8, 10, 24)) / 24**0.5
   reward = jax.random.uniform(jax.random.fold_in(key, 1), (8, 10))
   ones = jnp.ones(reward.shape, jnp.int32)
-  bandit = _bandit.Bandit(features, reward, ones, 1)
+  bandit = _settings.Bandit(features, reward, ones, 1)
   method = losses.chain(
     losses.normalize_by_group(),
     losses.mean_over_sequences(),
@@ -92,13 +91,13 @@ def _train(seed, updates):
   def rollout(carry, t):
     theta, _ = carry
     uniform = jax.random.uniform(jax.random.fold_in(key, 2 + t), (8, _GROUP))
-    answer = _bandit.sample(bandit, theta, uniform)
-    batch, credited = _bandit.rollout(method, bandit, theta, answer)
-    logp = lambda theta: _bandit.token_logp(bandit, theta, answer)
+    answer = _settings.sample(bandit, theta, uniform)
+    batch, credited = _settings.rollout(method, bandit, theta, answer)
+    logp = lambda theta: _settings.token_logp(bandit, theta, answer)
 
     def update(carry, _):
       theta, state = carry
-      _, gradient = _bandit.loss_and_gradient(
+      _, gradient = _settings.loss_and_gradient(
         method, bandit, theta, answer, batch, credited
       )
       step, after = adam.update(gradient, state, theta)

@@ -28,7 +28,7 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.figures import SERIES
-from grpo_jax.lab.studies.papers import _bandit
+from grpo_jax.lab.studies.papers import _settings
 
 _PROMPTS, _ANSWERS, _GROUP, _SHARED, _STEPS = 16, 8, 8, 16, 200
 _HARDEST, _EASIEST = 0.02, 0.9
@@ -166,15 +166,15 @@ def _train(features, theta, settings, rates, keys, *, arm, adaptive):
     optimizer = optax.trace(decay)
 
   def one(rate, features, theta, key):
-    bandit = _bandit.tabular(reward)._replace(features=features)
+    bandit = _settings.tabular(reward)._replace(features=features)
 
     def step(carry, key):
       theta, state = carry
-      failure = 1 - _bandit.value(bandit, theta)
+      failure = 1 - _settings.value(bandit, theta)
       uniform = jax.random.uniform(key, (_PROMPTS, _GROUP))
-      answer = _bandit.sample(bandit, theta, uniform)
-      batch, credited = _bandit.rollout(method, bandit, theta, answer)
-      _, gradient = _bandit.loss_and_gradient(
+      answer = _settings.sample(bandit, theta, uniform)
+      batch, credited = _settings.rollout(method, bandit, theta, answer)
+      _, gradient = _settings.loss_and_gradient(
         method, bandit, theta, answer, batch, credited
       )
       update, state = optimizer.update(gradient, state, theta)

@@ -8,7 +8,7 @@ from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _tabular
+from grpo_jax.lab.studies.papers import _settings
 
 START = 0.02, 0.1, 0.25, 0.5, 0.9
 _ANSWERS, _STEPS = 4, 5000
@@ -48,8 +48,8 @@ def run(full: bool = False) -> dict[str, Any]:
   args = START, _ANSWERS
   return {
     'start': START,
-    'reinforce': _tabular.train(*args, 1.0, _STEPS, False).tolist(),
-    'grpo': _tabular.train(*args, 0.5, _STEPS, True).tolist(),
+    'reinforce': _settings.train(*args, 1.0, _STEPS, False).tolist(),
+    'grpo': _settings.train(*args, 0.5, _STEPS, True).tolist(),
   }
 
 
@@ -60,10 +60,10 @@ def _ratios(numbers) -> dict[str, np.ndarray]:
   )
   bound, steps = 2 * (1 - start), np.arange(1, len(grpo))[:, None]
   squares = [
-    _tabular.gradient_squared(path[:-1], _ANSWERS) for path in (plain, grpo)
+    _settings.gradient_squared(path[:-1], _ANSWERS) for path in (plain, grpo)
   ]
   # C(T) = 8 / (3 T) times the sum of the deviations.
-  c = 8 / (3 * steps) * np.cumsum(_tabular.deviation(grpo[:-1]), axis=0)
+  c = 8 / (3 * steps) * np.cumsum(_settings.deviation(grpo[:-1]), axis=0)
   return {
     'reinforce': np.cumsum(squares[0], axis=0) / bound,
     'sum_form': np.cumsum(squares[1], axis=0) / (bound * c),

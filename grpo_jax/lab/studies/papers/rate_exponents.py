@@ -7,7 +7,7 @@ import numpy as np
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _tabular
+from grpo_jax.lab.studies.papers import _settings
 
 START = 1e-4, 3e-4, 1e-3, 3e-3
 _ANSWERS, _STEPS = 4, 20_000
@@ -59,7 +59,7 @@ def run(full: bool = False) -> dict[str, Any]:
   at = np.unique(np.geomspace(10, _STEPS, 40).astype(int))
   found = {'start': START, 'at': at.tolist()}
   for name, rate in _RATES.items():
-    path = _tabular.train(
+    path = _settings.train(
       (*START, 0.25), _ANSWERS, rate, _STEPS, name == 'grpo'
     )
     found[name] = {

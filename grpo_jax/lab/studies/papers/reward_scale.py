@@ -13,8 +13,7 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.figures import SERIES
-from grpo_jax.lab.studies.papers import _bandit
-from grpo_jax.lab.studies.papers import _compiling
+from grpo_jax.lab.studies.papers import _settings
 
 FACTORS = 1.0, 2.0**10, 2.0**-10, 10.0, 1000.0, 2.0**-13
 EPSILONS = 0.0, 1e-15, 1e-8, 1e-5, 1e-3
@@ -106,7 +105,7 @@ def run(full: bool = False) -> dict[str, Any]:
   with jax.enable_x64(True):
     given = (np.array(column)[:, None] for column in zip(*rows, strict=True))
     train = jnp.vectorize(_train, signature='(),(),(),(),()->(d),(),(d),(d)')
-    found = _compiling.jit(train)(np.array(FACTORS)[None], *given)
+    found = _settings.jit(train)(np.array(FACTORS)[None], *given)
     theta, value, step, root = map(np.asarray, found)
   change = np.abs(theta - theta[:, :1]).max(axis=-1)
   names = [f'{e:g}' for e in EPSILONS] + list(OTHERS)
@@ -125,7 +124,7 @@ def _train(factor, epsilon, beta, norm, sgd):
   # Rewards in eighths, so that advantages add up to exactly 0. Else answers
   # that were not drawn would have gradients of rounding, which Adam without
   # epsilon makes into whole steps.
-  bandit = _bandit.tabular(random.integers(0, 9, (8, 6)) / 8)
+  bandit = _settings.tabular(random.integers(0, 9, (8, 6)) / 8)
   uniform = random.uniform(size=(_STEPS, 8, _GROUP))
   method = losses.chain(
     losses.center_by_group(),
@@ -138,14 +137,14 @@ def _train(factor, epsilon, beta, norm, sgd):
   theta = jnp.zeros(bandit.reward.size)
 
   def penalty(theta):  # KL to the policy at the start, which is uniform
-    logp = _bandit.log_policy(bandit, theta)
+    logp = _settings.log_policy(bandit, theta)
     return beta * jnp.mean(jnp.sum(jnp.exp(logp) * logp, axis=-1))
 
   def step(carry, uniform):
     theta, state = carry
-    answer = _bandit.sample(bandit, theta, uniform)
-    batch, credited = _bandit.rollout(method, bandit, theta, answer, factor)
-    gradient = _bandit.loss_and_gradient(
+    answer = _settings.sample(bandit, theta, uniform)
+    batch, credited = _settings.rollout(method, bandit, theta, answer, factor)
+    gradient = _settings.loss_and_gradient(
       method, bandit, theta, answer, batch, credited
     )[1]
     gradient = gradient + jax.grad(penalty)(theta)
@@ -157,7 +156,12 @@ def _train(factor, epsilon, beta, norm, sgd):
   (theta, _), (updates, gradients) = jax.lax.scan(
     step, (theta, adam.init(theta)), uniform
   )
-  return theta, _bandit.value(bandit, theta), updates[0], jnp.abs(gradients[0])
+  return (
+    theta,
+    _settings.value(bandit, theta),
+    updates[0],
+    jnp.abs(gradients[0]),
+  )
 
 
 def _collapse(numbers) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from grpo_jax.lab.studies.claims import FONTANA
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _coefficients
+from grpo_jax.lab.studies.papers import _settings
 
 _FIRST = 0.69  # probability of the first token at the start
 _LENGTHS = 2, 20, 8  # of: s short, s long, a
@@ -160,7 +160,7 @@ def _identity() -> dict[str, list[float]]:
   reward = random.uniform(size=(200, 8))
   length = random.integers(1, 17, reward.shape)
   method = METHODS['grpo']()
-  c, _ = _coefficients.of_groups(method, reward, length)
+  c, _ = _settings.of_groups(method, reward, length)
   tokens = np.arange(c.size).reshape(c.shape)
   tokens[..., 0] = 0  # all share the first token
   mask = np.arange(c.shape[-1]) < length[..., None]
@@ -206,7 +206,7 @@ def _tables(method) -> np.ndarray:
   ids = np.arange(3 * max(_LENGTHS)).reshape(3, -1)
   ids[1, 0] = ids[0, 0]
   tokens = np.tile(ids[leaves], (2, 1, 1))
-  c, _ = _coefficients.of_groups(
+  c, _ = _settings.of_groups(
     method, np.concatenate(reward), length, tokens=tokens
   )
   return c[..., 0].reshape(2, *leaves.shape)

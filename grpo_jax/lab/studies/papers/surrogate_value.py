@@ -12,8 +12,7 @@ from grpo_jax.lab.studies.claims import FONTANA
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _bandit
-from grpo_jax.lab.studies.papers import _compiling
+from grpo_jax.lab.studies.papers import _settings
 
 _STEPS, _GROUP, _RATE, _LONGEST, _SEEDS = 150, 8, 20.0, 12, 5
 _METHODS = {
@@ -69,7 +68,7 @@ def run(full: bool = False) -> dict[str, Any]:
   del full
   names = 'loss', 'value', 'covariance'
   with jax.enable_x64(True):
-    train = _compiling.jit(
+    train = _settings.jit(
       lambda sign, seed: {name: _train(name, sign, seed) for name in _METHODS}
     )
     each = jax.vmap(jax.vmap(train, (None, 0)), (0, None))
@@ -89,20 +88,20 @@ def _train(name, sign, seed):
   reward = np.random.default_rng(0).uniform(size=(8, 6))
   middle = _LONGEST / 2
   long = jnp.round(middle + sign * (middle - 1) * (2 * reward - 1))
-  bandit = _bandit.tabular(reward, long.astype(jnp.int32), _LONGEST)
+  bandit = _settings.tabular(reward, long.astype(jnp.int32), _LONGEST)
   key = jax.random.key(seed)
 
   def step(theta, t):
     uniform = jax.random.uniform(jax.random.fold_in(key, t), (8, _GROUP))
-    answer = _bandit.sample(bandit, theta, uniform)
-    batch, state = _bandit.rollout(method, bandit, theta, answer)
-    loss, gradient = _bandit.loss_and_gradient(
+    answer = _settings.sample(bandit, theta, uniform)
+    batch, state = _settings.rollout(method, bandit, theta, answer)
+    loss, gradient = _settings.loss_and_gradient(
       method, bandit, theta, answer, batch, state
     )
     length = jnp.take_along_axis(bandit.length, answer, 1)
     earned = jnp.take_along_axis(bandit.reward, answer, 1)
     centred = earned - earned.mean(1, keepdims=True)
-    seen = loss, _bandit.value(bandit, theta), jnp.mean(centred * length)
+    seen = loss, _settings.value(bandit, theta), jnp.mean(centred * length)
     return theta - _RATE * gradient, seen
 
   start = jnp.zeros(bandit.reward.size)

@@ -8,7 +8,7 @@ from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
-from grpo_jax.lab.studies.papers import _tabular
+from grpo_jax.lab.studies.papers import _settings
 
 _ANSWERS, _STEPS = 4, 400
 _PROMPTS, _SETS, _ORDERS, _SAMPLED = 8, 40, 10, 800
@@ -64,13 +64,13 @@ def run(full: bool = False) -> dict[str, Any]:
     means over prompts, and the mean `deviation` of each set at the start.
   """
   del full
-  plain = _tabular.train(START, _ANSWERS, 1.0, _STEPS, False)[:-1]
-  grpo = _tabular.train(START, _ANSWERS, 0.5, _STEPS, True)[:-1]
+  plain = _settings.train(START, _ANSWERS, 1.0, _STEPS, False)[:-1]
+  grpo = _settings.train(START, _ANSWERS, 0.5, _STEPS, True)[:-1]
   at = np.unique(np.geomspace(1, _STEPS, 30).astype(int))
   steps = np.arange(1, _STEPS + 1)[:, None]
-  mean = np.cumsum(_tabular.deviation(grpo), axis=0) / steps
+  mean = np.cumsum(_settings.deviation(grpo), axis=0) / steps
   least = lambda path: np.minimum.accumulate(
-    _tabular.gradient_squared(path, _ANSWERS)
+    _settings.gradient_squared(path, _ANSWERS)
   )
   found = {
     'c': 8 / 3 * mean,
@@ -78,7 +78,7 @@ def run(full: bool = False) -> dict[str, Any]:
     'grpo': least(grpo),
   }
   answer = {name: value[at - 1].tolist() for name, value in found.items()}
-  paper = _tabular.deviation(0.45) * 8 / 3
+  paper = _settings.deviation(0.45) * 8 / 3
   return {
     'start': START,
     'at': at.tolist(),
@@ -112,15 +112,15 @@ def _sets() -> dict[str, Any]:
   for of_set in start:
     for name, rate in (('reinforce', 1.0), ('grpo', 0.5)):
       normalized = name == 'grpo'
-      path = _tabular.train(of_set, _ANSWERS, rate, before.max(), normalized)
-      square = over_orders(_tabular.gradient_squared(path, _ANSWERS))
+      path = _settings.train(of_set, _ANSWERS, rate, before.max(), normalized)
+      square = over_orders(_settings.gradient_squared(path, _ANSWERS))
       least = np.minimum.accumulate(square).mean(axis=1)
       found[name].append(least[at - 1].tolist())
       if normalized:
-        deviation = over_orders(_tabular.deviation(path))
+        deviation = over_orders(_settings.deviation(path))
         c = 8 / 3 * (np.cumsum(deviation, axis=0) / count).mean(axis=1)
         found['c'].append(c[at - 1].tolist())
-  deviation = _tabular.deviation(start).mean(axis=1)
+  deviation = _settings.deviation(start).mean(axis=1)
   return {'at': at.tolist(), 'deviation': deviation.tolist(), **found}
 
 

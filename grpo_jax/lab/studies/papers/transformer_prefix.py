@@ -27,7 +27,7 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.papers import _arithmetic
-from grpo_jax.lab.studies.papers import _compiling
+from grpo_jax.lab.studies.papers import _settings
 from grpo_jax.lab.studies.papers import shared_prefix
 
 _SETS, _ROLLOUTS = 7, 8  # disjoint sets of rollouts, and rollouts of a set
@@ -153,7 +153,7 @@ def _parts(given: _arithmetic.Rollouts) -> _Parts:
     method = shared_prefix.METHODS[name]()
     read = functools.partial(_arithmetic.coefficients, method)
     coefficients[name] = np.asarray(
-      _compiling.jit(jax.vmap(read))(
+      _settings.jit(jax.vmap(read))(
         given.mask, given.reward, jnp.zeros(given.mask.shape)
       )
     )

@@ -1,0 +1,854 @@
+"""The study of brakes: what each does to the overshoot of clipped tokens.
+
+A token that the trust region has clipped has no gradient, but Adam's momentum
+still moves it: it overshoots. A brake is a change of the optimizer or of the
+loss that acts against this. The study trains a small model with each brake, and
+without one, at several learning rates and numbers of updates per rollout.
+
+An arm is one way to train: a brake, a learning rate, a number of updates.
+
+Three studies differ in their arms: `brakes`; `brakes_updates`, with more
+updates on one rollout, which mean more clipped tokens and more momentum for a
+brake to act on; and `brakes_smollm2`, with fewer arms for SmolLM2-135M, of
+which a run takes minutes.
+
+All of it is one file, because each part reads the same arm: how it trains, what
+is kept of it, how arms are summed up, the verdicts and the tables of these.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
+import math
+import pathlib
+import statistics
+import time
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.config import Config
+from grpo_jax.lab.report import intervals
+from grpo_jax.lab.report.intervals import Interval
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import figures
+from grpo_jax.lab.studies import pages
+from grpo_jax.lab.studies import sweeps
+from grpo_jax.lab.studies.claims import FONTANA
+from grpo_jax.lab.studies.claims import Claim
+from grpo_jax.lab.studies.claims import Experiment
+from grpo_jax.lab.studies.claims import Measured
+from grpo_jax.lab.studies.pages import mean_and_half
+from grpo_jax.lab.studies.pages import number
+from grpo_jax.lab.studies.pages import without_nan
+from grpo_jax.run import bare
+from grpo_jax.run import sampling
+from grpo_jax.run.build import build
+from grpo_jax.run.build import rewards as build_rewards
+
+BASE_UPDATES = 8
+_GROUP = 8  # completions per prompt
+# Rollouts over which the learning rate rises linearly from 0: a third of a
+# short training, and no more than this.
+_RISE = 5
+_MEASURED_EVERY = 5  # rollouts from one measurement of overshoot to the next
+_LOSSES = {  # the brakes that are losses; the others are values of optim.brake
+  'narrow': 'grpo_jax.losses.contrib:coasting_grpo',
+  'rollback': 'grpo_jax.losses.contrib:rollback_grpo',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """One way to train.
+
+  Attributes:
+    brake: A value of `config.optim.brake`, or 'narrow' or 'rollback', which are
+      losses.
+    updates: Updates per rollout, each on the whole rollout.
+    lr: Peak learning rate.
+    label: Its name: the brake, then what differs from the base, which has
+      `BASE_UPDATES` updates and the default learning rate.
+
+  >>> Arm('project', lr=1e-4).label
+  'project-lr0.0001'
+  """
+
+  brake: str = 'none'
+  updates: int = BASE_UPDATES
+  lr: float = 3e-4
+  label: str = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    updates = f'-mu{self.updates}' if self.updates != BASE_UPDATES else ''
+    lr = f'-lr{self.lr:g}' if self.lr != Arm.lr else ''
+    # A frozen dataclass refuses plain assignment, here too.
+    object.__setattr__(self, 'label', f'{self.brake}{updates}{lr}')
+
+
+# The first arm is the base. A brake also makes the policy move less, which a
+# lower learning rate or fewer updates would do too. So there are arms without a
+# brake at lower rates and with half the updates, to compare a brake with an arm
+# that moves as little.
+ARMS = (
+  *(
+    Arm(brake)
+    for brake in (
+      'none', 'reset', 'reset_first', 'decay', 'project', 'narrow', 'rollback',
+    )
+  ),
+  Arm(updates=4),
+  *(
+    Arm(brake, updates, lr)
+    for lr in (1e-4, 5e-5)
+    for brake, updates in (
+      ('none', 8), ('none', 4), ('decay', 8), ('project', 8), ('narrow', 8),
+      ('rollback', 8),
+    )
+  ),
+)  # fmt: skip
+
+
+_RATES = {
+  4: (5e-4, 2e-4, 1e-4),
+  8: (5e-4, 2e-4, 1e-4),
+  16: (2e-4, 1e-4, 5e-5),
+}
+STUDIES = {
+  'brakes': ARMS,
+  'brakes_updates': tuple(
+    Arm(brake, updates, lr)
+    for updates, rates in _RATES.items()
+    for lr in rates
+    for brake in ('none', 'decay', 'project', 'narrow', 'rollback')
+  ),
+  'brakes_smollm2': tuple(
+    Arm(brake, 4, lr)
+    for lr in (4e-5, 2e-5, 1e-5)
+    for brake in ('none', 'decay', 'project')
+  ),
+}
+
+
+def config_of(config: Config, arm: Arm, seed: int) -> Config:
+  """The config of one run.
+
+  Args:
+    config: What all arms share.
+    arm: Sets brake, updates and learning rate.
+    seed: Of the run.
+
+  Returns:
+    The config, with the group, the rise of the learning rate and the
+    measurements of overshoot that this study fixes.
+  """
+  optimizer = dataclasses.replace(
+    config.optim,
+    lr=arm.lr,
+    # In updates, so that the rise takes as many rollouts in every arm.
+    warmup_steps=min(_RISE, config.steps // 3) * arm.updates,
+    brake='none' if arm.brake in _LOSSES else arm.brake,
+    overshoot_every_steps=_MEASURED_EVERY,
+  )
+  # One batch, so that an update is a step on the whole rollout.
+  learner = dataclasses.replace(config.learner, batches=1, epochs=arm.updates)
+  if arm.brake in _LOSSES:
+    learner = dataclasses.replace(
+      learner, method=_LOSSES[arm.brake], method_kwargs={}
+    )
+  return dataclasses.replace(
+    config,
+    seed=seed,
+    sampler=dataclasses.replace(config.sampler, group=_GROUP),
+    optim=optimizer,
+    learner=learner,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What one run has measured; NaN where there was nothing to measure.
+
+  The fields from `overshoot` to `kl_rollout` are means over the rollouts in
+  which overshoot is measured; see `learner.overshoot` for what they are.
+
+  Attributes:
+    arm: How the run was trained.
+    seed: Of everything random, the warm-up included.
+    steps: Rollouts.
+    reward: Mean reward over all rollouts.
+    reward_last: Mean reward over the last third of the rollouts.
+    accuracy: Of greedy answers to held-out problems, after the last rollout.
+    overshoot: How far an update moves clipped tokens outward, nats.
+    overshoot_positive: The same, counting only tokens that do move outward.
+    overshoot_carried: The part of the overshoot that momentum from earlier
+      updates causes, to first order, nats.
+    overshoot_fresh: The part that the update's own gradient causes, to first
+      order, nats.
+    ends_clipped: Share of tokens that have no gradient after an update.
+    rollout_outside: Share of tokens outside the trust region after the last
+      update of a rollout.
+    kl_rollout: KL(old || policy) after the last update of a rollout, nats per
+      token.
+    secs_per_update: Seconds from a sampled rollout to the end of its updates,
+      scoring included, divided by the number of updates. The median over
+      rollouts in which overshoot is not measured, without the first rollouts,
+      which compile.
+  """
+
+  arm: Arm
+  seed: int
+  steps: int
+  reward: float
+  reward_last: float
+  accuracy: float
+  overshoot: float
+  overshoot_positive: float
+  overshoot_carried: float
+  overshoot_fresh: float
+  ends_clipped: float
+  rollout_outside: float
+  kl_rollout: float
+  secs_per_update: float
+
+
+# The measured fields of an `Outcome`; the first three say which run it was.
+METRICS = tuple(field.name for field in dataclasses.fields(Outcome))[3:]
+# Those that a brake should reduce.
+REDUCED = ('overshoot', 'overshoot_positive', 'kl_rollout')
+
+
+class Row(NamedTuple):
+  """One arm, over its seeds.
+
+  The base of an arm with a brake is the arm without one, with as many updates
+  and the same learning rate; that of an arm without one has `BASE_UPDATES`.
+
+  Attributes:
+    arm: The arm.
+    seeds: How many runs it has.
+    means: Mean and interval of each of `METRICS`, by name.
+    factors: For each of `REDUCED`, by name, the base's mean divided by the
+      arm's, over the seeds that both have. None if one of the means is not
+      above 0. Empty for a base, and for an arm whose base was not run.
+    gap: The arm's reward minus the base's, paired by seed; None where `factors`
+      is empty.
+  """
+
+  arm: Arm
+  seeds: int
+  means: dict[str, Interval]
+  factors: dict[str, float | None]
+  gap: Interval | None
+
+
+BEST, NEAREST, CALMER = 'best rates', 'nearest KL', 'no more KL'
+
+
+class Match(NamedTuple):
+  """An arm with a brake beside a control: a comparable arm without one.
+
+  Attributes:
+    arm: The arm with a brake.
+    control: The arm without a brake.
+    by: How the control was chosen. `NEAREST` is the arm without a brake whose
+      KL is nearest by ratio; `CALMER` is the one of the highest reward among
+      those whose KL is not above the arm's. `BEST` compares a brake at its best
+      rate with no brake at its best one, for the same number of updates.
+    kl: Of the arm and of the control, nats per token.
+    gap: The arm's reward minus the control's, paired by seed.
+  """
+
+  arm: Arm
+  control: Arm
+  by: str
+  kl: tuple[float, float]
+  gap: Interval
+
+
+class Summary(NamedTuple):
+  """The comparison of all arms.
+
+  Attributes:
+    rows: One per arm.
+    best: For every brake and number of updates that was run at several learning
+      rates, the row of the highest reward.
+    matches: The controls of every arm with a brake.
+  """
+
+  rows: list[Row]
+  best: list[Row]
+  matches: list[Match]
+
+
+def summarise(outcomes: Iterable[Outcome]) -> Summary:
+  """Compares arms.
+
+  Args:
+    outcomes: One per arm and seed; the arms are shown in this order.
+
+  Returns:
+    A `Summary`.
+  """
+  of_arm: dict[Arm, dict[int, Outcome]] = {}
+  for outcome in outcomes:
+    of_arm.setdefault(outcome.arm, {})[outcome.seed] = outcome
+  rows = [_row(arm, of_arm) for arm in of_arm]
+  # Arms that differ in the learning rate alone compete for the best rate.
+  kinds: dict[tuple[str, int], list[Row]] = {}
+  for row in rows:
+    kinds.setdefault((row.arm.brake, row.arm.updates), []).append(row)
+  best = [
+    max(kind, key=lambda row: row.means['reward'].mean)
+    for kind in kinds.values()
+    if len(kind) > 1
+  ]
+  matches = _matches(rows, of_arm) + _of_best(best, of_arm)
+  return Summary(rows, best, matches)
+
+
+def _of_best(
+  best: list[Row], of_arm: dict[Arm, dict[int, Outcome]]
+) -> list[Match]:
+  """Each brake beside no brake, both at their best rates."""
+  plain = {row.arm.updates: row for row in best if row.arm.brake == 'none'}
+  matches = []
+  for row in best:
+    control = plain.get(row.arm.updates)
+    if row.arm.brake == 'none' or control is None:
+      continue
+    if pairs := _pairs(of_arm, control.arm, row.arm):
+      kl = row.means['kl_rollout'].mean, control.means['kl_rollout'].mean
+      matches.append(Match(row.arm, control.arm, BEST, kl, _gap(pairs)))
+  return matches
+
+
+def _row(arm: Arm, of_arm: dict[Arm, dict[int, Outcome]]) -> Row:
+  """One arm beside its base."""
+  mine = list(of_arm[arm].values())
+  means = {
+    name: intervals.of_mean([getattr(outcome, name) for outcome in mine])
+    for name in METRICS
+  }
+  # The brake, or without one the number of updates, is all that differs.
+  updates = BASE_UPDATES if arm.brake == 'none' else arm.updates
+  base = Arm(updates=updates, lr=arm.lr)
+  pairs = _pairs(of_arm, base, arm)
+  if base == arm or not pairs:
+    return Row(arm, len(mine), means, {}, None)
+  factors = {}
+  for name in REDUCED:
+    before, after = (
+      np.mean([getattr(outcome, name) for outcome in side])
+      for side in zip(*pairs, strict=True)
+    )
+    # Overshoot can be negative, where clipped tokens move back inward. A brake
+    # has then removed all of it, and no factor says by how much.
+    above = before > 0 and after > 0
+    factors[name] = float(before / after) if above else None
+  return Row(arm, len(mine), means, factors, _gap(pairs))
+
+
+def _pairs(
+  of_arm: dict[Arm, dict[int, Outcome]], first: Arm, second: Arm
+) -> list[tuple[Outcome, Outcome]]:
+  """The outcomes of two arms, for each seed that both have."""
+  ours, theirs = of_arm.get(first, {}), of_arm.get(second, {})
+  return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+
+
+def _gap(pairs: list[tuple[Outcome, Outcome]]) -> Interval:
+  """The reward of the second minus that of the first, over pairs."""
+  return intervals.of_mean(
+    [after.reward - before.reward for before, after in pairs]
+  )
+
+
+def _matches(
+  rows: list[Row], of_arm: dict[Arm, dict[int, Outcome]]
+) -> list[Match]:
+  """For each arm with a brake, the arms without one that move as much."""
+  kl = {row.arm: row.means['kl_rollout'].mean for row in rows}
+  reward = {row.arm: row.means['reward'].mean for row in rows}
+  matches = []
+  for arm in kl:
+    controls = [
+      other
+      for other in kl
+      if other.brake == 'none' and _pairs(of_arm, other, arm)
+      if min(kl[other], kl[arm]) > 0  # else it has no logarithm, or is NaN
+    ]
+    if arm.brake == 'none' or not controls:
+      continue
+    # By the ratio of the two, because KL spans orders of magnitude.
+    chosen = {
+      NEAREST: min(
+        controls, key=lambda other: abs(math.log(kl[other] / kl[arm]))
+      )
+    }
+    if calm := [other for other in controls if kl[other] <= kl[arm]]:
+      chosen[CALMER] = max(calm, key=lambda other: reward[other])
+    for by, other in chosen.items():
+      gap = _gap(_pairs(of_arm, other, arm))
+      matches.append(Match(arm, other, by, (kl[arm], kl[other]), gap))
+  return matches
+
+
+def summary_to_json(summary: Summary) -> dict[str, Any]:
+  """A summary as JSON can hold it.
+
+  Args:
+    summary: See `Summary`.
+
+  Returns:
+    `arms`, `best` and `matches`. An interval is a list of mean and half-width,
+    and NaN is null.
+  """
+
+  def row(one: Row):
+    return {
+      **dataclasses.asdict(one.arm),
+      'seeds': one.seeds,
+      **{name: list(mean) for name, mean in one.means.items()},
+      'factors': one.factors,
+      'reward_gap': one.gap and list(one.gap),
+    }
+
+  return without_nan(
+    {
+      'arms': [row(one) for one in summary.rows],
+      'best': [one.arm.label for one in summary.best],
+      'matches': [
+        {
+          'label': match.arm.label,
+          'control': match.control.label,
+          'by': match.by,
+          'kl_rollout': list(match.kl),
+          'reward_gap': list(match.gap),
+        }
+        for match in summary.matches
+      ],
+    }
+  )
+
+
+_SMALL = 0.05  # of a reward between 0 and 1
+
+GENERAL = {
+  'carried': Claim(
+    'Without a brake, momentum moves clipped tokens outward (the carried part '
+    'of an update, nats; the arm of which this is least sure).',
+    f'{FONTANA}, prop. 3',
+    low=0.0,
+  ),
+  'fresh': Claim(
+    'The fresh gradient has little part in it (size of its part / that of the '
+    'carried part; the arm whose interval reaches highest).',
+    'derived',
+    high=0.2,
+  ),
+  'project': Claim(
+    'The projection ends the overshoot (with it / without a brake, at the same '
+    'rate and number of updates; the arm whose interval reaches highest).',
+    'derived',
+    high=0.1,
+  ),
+  'gain': Claim(
+    'With each at its best rate, no brake raises the mean reward by more than '
+    f'{_SMALL} (the gain whose interval reaches highest).',
+    'asked by this project',
+    high=_SMALL,
+  ),
+  'inside': Claim(
+    'No best rate lies at an end of its grid (share of them).',
+    'wanted of a fair comparison',
+    1.0,
+    1.0,
+  ),
+}
+
+
+def experiment(arms: Sequence[Arm]) -> Experiment:
+  """The claims on these arms, and how to test them."""
+  asked = dict(GENERAL)
+  for brake, updates in _kinds(arms):
+    asked[f'{brake}_{updates}'] = Claim(
+      f'{brake}, {updates} updates per rollout: with each at its best rate, '
+      'the brake raises the mean reward (with it - without).',
+      'asked by this project',
+      low=0.0,
+    )
+    asked[f'{brake}_{updates}_kl'] = Claim(
+      f'{brake}, {updates} updates per rollout: at its best rate the brake '
+      'raises the mean reward over that of the arm without one whose KL per '
+      'rollout is nearest (with it - without).',
+      'asked by this project',
+      low=0.0,
+    )
+  return Experiment(
+    'E3b', 'brakes on clipped tokens', asked, lambda full: {}, measure, draw
+  )
+
+
+def _kinds(arms: Iterable[Arm]) -> list[tuple[str, int]]:
+  """Brakes that have several rates, each with its number of updates."""
+  rates: dict[tuple[str, int], int] = {}
+  for arm in arms:
+    if arm.brake != 'none':
+      key = arm.brake, arm.updates
+      rates[key] = rates.get(key, 0) + 1
+  return [kind for kind, number in rates.items() if number > 1]
+
+
+def numbers(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+  """All outcomes, as JSON can hold them."""
+  return without_nan({'runs': [dataclasses.asdict(one) for one in outcomes]})
+
+
+def _outcomes(numbers: claims.Numbers) -> list[Outcome]:
+  """The outcomes, from the numbers alone."""
+  return [sweeps.outcome_of(Arm, Outcome, line) for line in numbers['runs']]
+
+
+def _gains(summary: Summary, by: str) -> dict[tuple[str, int], Match]:
+  """For the best arm of each brake and number of updates, its match."""
+  best = {row.arm for row in summary.best}
+  return {
+    (match.arm.brake, match.arm.updates): match
+    for match in summary.matches
+    if match.arm in best and match.by == by
+  }
+
+
+def measure(numbers) -> dict[str, Measured]:
+  """See `Experiment`."""
+  outcomes = _outcomes(numbers)
+  summary = summarise(outcomes)
+  of_run = {(one.arm, one.seed): one for one in outcomes}
+  carried: dict[Arm, list[float]] = {}
+  fresh: dict[Arm, list[float]] = {}
+  left: dict[Arm, list[float]] = {}
+  for (arm, seed), one in of_run.items():
+    base = of_run.get((dataclasses.replace(arm, brake='none'), seed))
+    if arm.brake == 'none' and one.overshoot_carried:
+      carried.setdefault(arm, []).append(one.overshoot_carried)
+      part = abs(one.overshoot_fresh / one.overshoot_carried)
+      fresh.setdefault(arm, []).append(part)
+    if arm.brake == 'project' and base and base.overshoot:
+      left.setdefault(arm, []).append(one.overshoot / base.overshoot)
+  at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
+  found = {
+    'carried': _of_arms(carried, -1),
+    'fresh': _of_arms(fresh),
+    'project': _of_arms(left),
+    'gain': claims.furthest(
+      Measured(*one.gap, f'({one.arm.label})') for one in at_best.values()
+    ),
+    'inside': _inside(summary),
+  }
+  kinds = _kinds(row.arm for row in summary.rows)
+  for of_kind, end in ((at_best, ''), (at_kl, '_kl')):
+    for brake, updates in kinds:
+      match = of_kind.get((brake, updates))
+      found[f'{brake}_{updates}{end}'] = (
+        claims.UNKNOWN
+        if match is None
+        else Measured(*match.gap, f'{match.arm.label}, {match.control.label}.')
+      )
+  return found
+
+
+def _of_arms(values: dict[Arm, list[float]], sign: int = 1) -> Measured:
+  """The mean over seeds of the arm that `claims.furthest` chooses."""
+  return claims.furthest(
+    (claims.over_seeds(one, f'({arm.label})') for arm, one in values.items()),
+    sign,
+  )
+
+
+def _inside(summary: Summary) -> Measured:
+  """The share of best rates at no end of their grid, brakes or not."""
+  rates: dict[tuple[str, int], set[float]] = {}
+  for row in summary.rows:
+    key = row.arm.brake, row.arm.updates
+    rates.setdefault(key, set()).add(row.arm.lr)
+  inside = [
+    min(tried) < row.arm.lr < max(tried)
+    for row in summary.best
+    for tried in [rates[row.arm.brake, row.arm.updates]]
+  ]
+  return Measured(sum(inside) / len(inside)) if inside else claims.UNKNOWN
+
+
+def draw(numbers, figure, colors) -> str:
+  """See `Experiment`."""
+  summary = summarise(_outcomes(numbers))
+  at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
+  # The panels share their rows.
+  names = [*dict.fromkeys(brake for brake, _ in (*at_kl, *at_best))]
+  panels = figure.subplots(1, 2, sharey=True)
+  for axes, gains, title in (
+    (panels[0], at_best, 'each at its best rate'),
+    (panels[1], at_kl, 'at the nearest KL per rollout'),
+  ):
+    counts = sorted({updates for _, updates in gains})
+    for color, updates in zip(figures.SERIES, counts):
+      kinds = [kind for kind in gains if kind[1] == updates]
+      axes.errorbar(
+        [gains[kind].gap.mean for kind in kinds],
+        [_place(names.index(kind[0]), color) for kind in kinds],
+        xerr=[gains[kind].gap.half for kind in kinds],
+        fmt='o',
+        markersize=4,
+        color=colors[color],
+        label=f'{updates} updates',
+      )
+    axes.axvline(0, color=colors['faint'], linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.locator_params(axis='x', nbins=5)
+    axes.set_xlabel('reward with the brake - without')
+    axes.set_title(f'{title}; 95 % intervals')
+  if not at_best:
+    return 'No brake was run at several rates, beside none at several rates'
+  handles = panels[0].get_legend_handles_labels()
+  figure.legend(*handles, loc='outside lower center', ncols=len(handles[0]))
+  most = max(at_best.values(), key=lambda match: match.gap.mean)
+  return (
+    'The most that a brake adds to the mean reward, each at its best rate: '
+    f'{claims.value(Measured(*most.gap))} ({most.arm.label})'
+  )
+
+
+def _place(row: int, color: str) -> float:
+  """Where on the axis: series of one brake lie beneath each other."""
+  return row + 0.16 * (figures.SERIES.index(color) - 1)
+
+
+_NOTES = f"""\
+a±b: mean over the seeds, and half the width of its 95 % t-interval.
+(xk): the mean of the base is k times this mean. The base of an arm has no
+brake and the same learning rate and updates per rollout; that of an arm without
+a brake has {BASE_UPDATES} updates.
+overshoot, positive, carried, fresh: nats per update, over the tokens that the
+arm's own trust region clips. The brake 'narrow' clips tokens that the base
+still trains.
+KL: of the policy before the updates of a rollout and the one after, nats per
+token.
+clipped: share of tokens that are clipped after an update; outside: share that
+are outside the trust region after the last update of a rollout.
+The best learning rate is chosen by the reward that is shown, and so is the
+control of 'no more KL'. Both rewards are therefore somewhat too high."""
+
+
+class Compared(NamedTuple):
+  """What a study returns.
+
+  Attributes:
+    summary: The comparison of the arms.
+    results: The verdict on each claim, by the name of the study.
+    folder: Where the page of the claims is.
+  """
+
+  summary: Summary
+  results: dict[str, pages.Result]
+  folder: pathlib.Path
+
+
+def show(compared: Compared) -> None:
+  """Prints what `run` returned, for a person."""
+  pages.show_tables(tables(compared.summary), _NOTES)
+  pages.show(compared.results, compared.folder)
+
+
+def to_json(compared: Compared) -> dict[str, Any]:
+  """What `run` returned, as JSON can hold it: arms, then claims."""
+  claims = pages.to_json(compared.results)
+  for one in claims.values():
+    del one['numbers']  # the same as `arms`, run by run
+  return {**summary_to_json(compared.summary), 'claims': claims}
+
+
+def tables(summary: Summary) -> dict[str, list[dict[str, str]]]:
+  """The text of every cell, by the title of its table and by its column."""
+  return {
+    'what is learned': [_learned(row) for row in summary.rows],
+    'what clipped tokens do': [_moved(row) for row in summary.rows],
+    'the best learning rate of each brake': [
+      {
+        'arm': row.arm.label,
+        'reward': mean_and_half(row.means['reward']),
+        'KL': mean_and_half(row.means['kl_rollout']),
+        'overshoot': mean_and_half(row.means['overshoot']),
+      }
+      for row in summary.best
+    ],
+    'each brake beside an arm without one': [
+      {
+        'arm': match.arm.label,
+        'control': match.control.label,
+        'chosen by': match.by,
+        'KL of both': ' and '.join(map(number, match.kl)),
+        'reward, arm - control': mean_and_half(match.gap, '+'),
+      }
+      for match in summary.matches
+    ],
+  }
+
+
+def _learned(row: Row) -> dict[str, str]:
+  means = row.means
+  return {
+    'arm': row.arm.label,
+    'seeds': str(row.seeds),
+    'reward': mean_and_half(means['reward']),
+    'reward - base': mean_and_half(row.gap, '+') if row.gap else '',
+    'last third': mean_and_half(means['reward_last']),
+    'held-out': mean_and_half(means['accuracy']),
+    's/update': number(means['secs_per_update'].mean),
+  }
+
+
+def _moved(row: Row) -> dict[str, str]:
+  means = row.means
+
+  def reduced(name):
+    factor = row.factors.get(name)
+    return mean_and_half(means[name]) + (f' (x{factor:.1f})' if factor else '')
+
+  return {
+    'arm': row.arm.label,
+    'overshoot': reduced('overshoot'),
+    'positive': reduced('overshoot_positive'),
+    'carried': number(means['overshoot_carried'].mean),
+    'fresh': number(means['overshoot_fresh'].mean),
+    'KL': reduced('kl_rollout'),
+    'clipped': number(means['ends_clipped'].mean),
+    'outside': number(means['rollout_outside'].mean),
+  }
+
+
+_COMPILING = 3  # rollouts at the start that compile; their time does not count
+
+
+def run(
+  config: Config,
+  workdir: str | pathlib.Path,
+  seeds: int = 3,
+  steps: int = 30,
+  only: Sequence[str] = (),
+  arms: Sequence[Arm] = (),
+  name: str = 'brakes',
+) -> Compared:
+  """Does the runs that are not done yet, and compares all of them.
+
+  Args:
+    config: What all arms share. An arm sets the brake, the updates per rollout
+      and the learning rate; the study sets the group (8 completions), the rise
+      of the learning rate (5 rollouts) and how often overshoot is measured
+      (every 5th rollout).
+    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
+      folder `claims` the table of claims and the figure.
+    seeds: See `sweeps.run`.
+    steps: Rollouts of each run.
+    only: Labels of the arms to run and to show; empty: all arms.
+    arms: The arms to choose from; empty: those of the study.
+    name: Of the study.
+
+  Returns:
+    The comparison of these arms, seeds and steps.
+
+  Raises:
+    ValueError: See `sweeps.run`.
+  """
+  begun = time.monotonic()
+  sweep = sweeps.Sweep(
+    name, arms or STUDIES[name], Arm, Outcome, run_arm, _told
+  )
+  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
+  return compared(name, outcomes, workdir, time.monotonic() - begun)
+
+
+def compared(
+  name: str,
+  outcomes: Sequence[Outcome],
+  workdir: str | pathlib.Path,
+  secs: float = 0.0,
+) -> Compared:
+  """Compares runs that are done, and writes the page of the claims.
+
+  Args:
+    name: Of the study.
+    outcomes: One per arm and seed.
+    workdir: Directory of the study.
+    secs: What the runs took.
+  """
+  made, found = experiment([one.arm for one in outcomes]), numbers(outcomes)
+  results = {name: pages.Result(made, found, claims.check(made, found), secs)}
+  folder = pathlib.Path(workdir) / 'claims'
+  pages.write(results, folder)
+  return Compared(summarise(outcomes), results, folder)
+
+
+def _told(outcome: Outcome) -> str:
+  return (
+    f'reward {outcome.reward:.3f}  overshoot {outcome.overshoot:.3f}  '
+    f'kl {outcome.kl_rollout:.3f}'
+  )
+
+
+def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
+  """Trains one arm from given parameters.
+
+  Args:
+    config: What all arms share; `steps` is the number of rollouts.
+    arm: How to train.
+    seed: Of the sampling and of the order of the prompts.
+    params: The parameters to begin with; they are not changed.
+
+  Returns:
+    An `Outcome`.
+  """
+  run = build.run(config_of(config, arm, seed))
+  with build_rewards.workers(run.limits, run.rewards) as workers:
+    return _trained(run._replace(workers=workers), arm, seed, params)
+
+
+def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
+  """The outcome of a run that is built."""
+  updater, records = build.updater(run), []
+  # `init` donates its argument, and the next arm needs the parameters again.
+  state = updater.compiled.init(jax.tree.map(jnp.copy, params))
+  done = bare.trained(run, updater, state)
+  for step, (_, scalars, secs, _) in enumerate(done):
+    # Measuring overshoot takes time too, so the seconds of these rollouts are
+    # kept apart.
+    kind = 'secs_watched' if updater.spec.watches(step) else 'secs_per_update'
+    records.append({**scalars, kind: secs / arm.updates})
+  accuracy = sampling.evaluated(run, run.steps)['heldout_accuracy']
+  return _outcome(arm, seed, records, accuracy)
+
+
+def _outcome(
+  arm: Arm, seed: int, records: list[dict[str, float]], accuracy: float | None
+) -> Outcome:
+  """The outcome of a run from its records, one for each rollout."""
+  measured = {}
+  for name in METRICS:
+    values = [record[name] for record in records if name in record]
+    measured[name] = float(np.mean(values)) if values else math.nan
+  # Rounded up, so that even a run of one rollout has a last third.
+  last = records[-math.ceil(len(records) / 3) :]
+  secs = [
+    record['secs_per_update']
+    for record in records[_COMPILING:]
+    if 'secs_per_update' in record
+  ]
+  measured |= {
+    'reward_last': float(np.mean([record['reward'] for record in last])),
+    'accuracy': math.nan if accuracy is None else accuracy,
+    'secs_per_update': statistics.median(secs) if secs else math.nan,
+  }
+  return Outcome(arm, seed, len(records), **measured)

@@ -1,0 +1,446 @@
+"""Does dividing by a group's deviation still matter under Adam? Trains runs.
+
+The question of E10 (`papers.normalized_optimizer`) on a language model. Each
+optimizer trains it with and without the division, at every rate of a grid and
+with several seeds, and both ways are compared at their own best rate.
+
+`grpo-jax study normalization_smollm2` is the same with fewer arms, for a model
+that takes minutes.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+import time
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_jax.config import Config
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import pages
+from grpo_jax.lab.studies import sweeps
+from grpo_jax.lab.studies.claims import GE
+from grpo_jax.lab.studies.claims import Claim
+from grpo_jax.lab.studies.claims import Experiment
+from grpo_jax.lab.studies.claims import Measured
+from grpo_jax.lab.studies.papers import normalized_optimizer
+from grpo_jax.lab.studies.papers.normalized_optimizer import Optimizer
+from grpo_jax.run import bare
+from grpo_jax.run.build import build
+from grpo_jax.run.build import rewards as build_rewards
+
+METHODS = {
+  'divided': 'grpo',
+  'plain': 'grpo_jax.losses.contrib:grpo_without_std',
+}
+"""By arm, the loss: GRPO with advantages divided by their group's standard
+deviation, and without."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """One way to train.
+
+  Attributes:
+    optimizer: A name in the plan.
+    lr: Peak learning rate.
+    method: A name in `METHODS`.
+    label: Its name.
+
+  >>> Arm('Adam', 3e-4, 'plain').label
+  'Adam-0.0003-plain'
+  """
+
+  optimizer: str
+  lr: float
+  method: str
+  label: str = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    label = f'{self.optimizer}-{self.lr:g}-{self.method}'
+    # A frozen dataclass refuses plain assignment, here too.
+    object.__setattr__(self, 'label', label)
+
+
+class Plan(NamedTuple):
+  """What is compared.
+
+  Attributes:
+    name: Of the study.
+    optimizers: By name.
+  """
+
+  name: str
+  optimizers: Mapping[str, Optimizer]
+
+  @property
+  def arms(self) -> tuple[Arm, ...]:
+    """Every optimizer at every rate, both ways beside each other."""
+    return tuple(
+      Arm(name, rate, method)
+      for name, optimizer in self.optimizers.items()
+      for rate in optimizer.rates
+      for method in METHODS
+    )
+
+
+_OF_ADAM = 5e-5, 1e-4, 2e-4, 5e-4, 1e-3
+ARITHMETIC = Plan(
+  'normalization',
+  {
+    'SGD': Optimizer(False, (0.0, 0.0), (5e-3, 1e-2, 2e-2, 5e-2, 0.1)),
+    'momentum': Optimizer(False, (0.9, 0.0), (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)),
+    'Adam': Optimizer(True, (0.0, 1e-8), _OF_ADAM),
+    'AdamW': Optimizer(True, (0.1, 1e-8), _OF_ADAM),
+    # Above nearly all entries of the gradient, so that it acts like momentum.
+    'AdamW-epsilon-0.01': Optimizer(
+      True, (0.1, 0.01), (2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
+    ),
+  },
+)
+SMOLLM2 = Plan(
+  'normalization_smollm2',
+  {
+    'momentum': Optimizer(False, (0.9, 0.0), (3e-3, 1e-2, 3e-2)),
+    'Adam': Optimizer(True, (0.0, 1e-8), (1e-5, 3e-5, 1e-4)),
+  },
+)
+
+
+def config_of(config: Config, arm: Arm, seed: int) -> Config:
+  """The config of a run: what all arms share, with an arm's loss, and a seed.
+
+  The optimizer is none of the config's; see `study.adjustable`.
+  """
+  learner = dataclasses.replace(config.learner, method=METHODS[arm.method])
+  unused = dataclasses.replace(config.optim, warmup_steps=0)
+  return dataclasses.replace(config, seed=seed, learner=learner, optim=unused)
+
+
+_TENTH = 0.1375  # log2 of 1.1
+_LOG2 = (
+  'log2 of those without it / with it, in doublings; failures are 1 - mean '
+  'reward of a training; rates are chosen on the same seeds'
+)
+_ASKED = {
+  'SGD': 'sgd',
+  'momentum': 'momentum',
+  'Adam': 'adam',
+  'AdamW': 'adamw',
+  'AdamW-epsilon-0.01': 'large_epsilon',
+}
+
+CLAIMS = {
+  'unequal': Claim(
+    'Prompts are of unequal difficulty (deviation over prompts of the mean '
+    'reward of a group, first rollout).',
+    'wanted of a fair comparison',
+    low=0.2,
+  ),
+  **{
+    claim: Claim(
+      f'{optimizer}, on a language model: with each way at its best rate, '
+      f'dividing by the deviation lowers the failures ({_LOG2}).',
+      f'asked by {GE}',
+      low=0.0,
+    )
+    for optimizer, claim in _ASKED.items()
+  },
+  'adam_same': Claim(
+    'Adam, on a language model: with each way at its best rate, dividing by '
+    'the deviation changes the failures by less than a tenth, either way '
+    f'({_LOG2}).',
+    'derived',
+    -_TENTH,
+    _TENTH,
+  ),
+  'inside': Claim(
+    'No best rate lies at an end of its grid (share of them).',
+    'wanted of a fair comparison',
+    1.0,
+    1.0,
+  ),
+}
+
+
+def numbers(plan: Plan, outcomes: Iterable[Any]) -> dict[str, Any]:
+  """The failures of each optimizer of which all arms were run.
+
+  Args:
+    plan: The optimizers and their rates.
+    outcomes: One per arm and seed.
+
+  Returns:
+    `failure[optimizer][method]`, [R,S], at the rates `rates[optimizer]`, and
+    `spread`, one for each seed.
+  """
+  of_arm: dict[Any, dict[int, Any]] = {}
+  for one in outcomes:
+    of_arm.setdefault(one.arm, {})[one.seed] = one
+  failure, rates = {}, {}
+  for name, optimizer in plan.optimizers.items():
+    arms = [arm for arm in plan.arms if arm.optimizer == name]
+    if not all(arm in of_arm for arm in arms):
+      continue
+    rates[name] = list(optimizer.rates)
+    failure[name] = {
+      method: [
+        [one.failure for _, one in sorted(of_arm[arm].items())]
+        for arm in arms
+        if arm.method == method
+      ]
+      for method in METHODS
+    }
+  # All arms of a seed begin alike, so their first rollouts are the same.
+  spread = {
+    one.seed: one.spread for of in of_arm.values() for one in of.values()
+  }
+  return {'rates': rates, 'failure': failure, 'spread': [*spread.values()]}
+
+
+def measure(numbers) -> dict[str, Measured]:
+  """See `Experiment`."""
+  failure = numbers['failure']
+  gains = {
+    name: normalized_optimizer.gain(arms) for name, arms in failure.items()
+  }
+  adam = gains.get('Adam', claims.UNKNOWN)
+  return {
+    'unequal': claims.over_seeds(numbers['spread']),
+    **{
+      claim: gains.get(name, claims.UNKNOWN) for name, claim in _ASKED.items()
+    },
+    'adam_same': adam,
+    'inside': normalized_optimizer.inside(numbers['rates'], failure),
+  }
+
+
+def draw(numbers, figure, colors) -> str:
+  """See `Experiment`."""
+  left, right = figure.subplots(1, 2)
+  names = list(numbers['failure'])
+  normalized_optimizer.draw_rates(
+    left, numbers['rates'], numbers['failure'], names, colors
+  )
+  gains = [normalized_optimizer.gain(numbers['failure'][k]) for k in names]
+  normalized_optimizer.draw_gains(right, names, gains, colors['first'])
+  right.axvline(0, color=colors['faint'], lw=1)
+  right.set_title('each at its best rate; 95 % intervals')
+  adam = measure(numbers)['adam']
+  return (
+    'Dividing by the deviation under Adam, on a language model: log2 of the '
+    f'failures without / with it is {claims.value(adam)}'
+  )
+
+
+EXPERIMENT = Experiment(
+  'E10b',
+  'dividing by the deviation on a language model',
+  CLAIMS,
+  lambda full: {},
+  measure,
+  draw,
+)
+
+
+def experiment(plan: Plan) -> Experiment:
+  """`EXPERIMENT` without the claims on optimizers that a plan does not have."""
+  left_out = {_ASKED[name] for name in _ASKED if name not in plan.optimizers}
+  kept = {name: c for name, c in CLAIMS.items() if name not in left_out}
+  return EXPERIMENT._replace(claims=kept)
+
+
+_RISE = 3  # updates over which the learning rate rises linearly
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What one run has measured.
+
+  Attributes:
+    arm: How it was trained.
+    seed: Of everything random, the warm-up included.
+    steps: Rollouts.
+    failure: 1 - reward, the mean over all rollouts.
+    failure_last: The mean over the last third of them.
+    spread: The standard deviation, over the prompts of the first rollout, of
+      the mean reward of a group: how unequal the prompts are.
+  """
+
+  arm: Arm
+  seed: int
+  steps: int
+  failure: float
+  failure_last: float
+  spread: float
+
+
+class Settings(NamedTuple):
+  """What differs between runs of one program, f32[] each."""
+
+  rate: jax.Array
+  decay: jax.Array  # of weights, or of the momentum
+  epsilon: jax.Array
+
+
+def adjustable(
+  adaptive: bool, decays: Callable[[Any], Any] | None = None
+) -> optax.GradientTransformationExtraArgs:
+  """An optimizer whose state holds its settings, all 0 at first.
+
+  The rate rises linearly over the first 3 updates. The gradient is not clipped:
+  clipping would divide by the scale that the two ways differ in.
+
+  Args:
+    adaptive: AdamW with betas (0.9, 0.99), or SGD with momentum.
+    decays: From the parameters to a tree of bools: which of them decay.
+
+  Returns:
+    A transformation with the state `(Settings, count of the rise, state of the
+    optimizer)`. A run moves the count; see `optim.set_schedules`.
+  """
+
+  def inner(settings):
+    if adaptive:
+      return optax.chain(
+        optax.scale_by_adam(0.9, 0.99, eps=settings.epsilon),
+        optax.add_decayed_weights(settings.decay, decays),
+      )
+    return optax.trace(settings.decay)
+
+  def init(params):
+    settings = Settings(*(jnp.zeros(()) for _ in Settings._fields))
+    rise = optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+    return settings, rise, inner(settings).init(params)
+
+  def update(updates, state, params=None, **unused):
+    del unused
+    settings, rise, of_inner = state
+    step, of_inner = inner(settings).update(updates, of_inner, params)
+    count = rise.count + 1
+    rate = settings.rate * jnp.minimum(1, count / _RISE)
+    after = settings, rise._replace(count=count), of_inner
+    return jax.tree.map(lambda x: -rate * x, step), after
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _Trainer:
+  """Trains arms; keeps the parts of a seed, and the compiled programs."""
+
+  def __init__(self, plan: Plan):
+    self._plan = plan
+    self._updaters: dict[tuple[bool, str], Any] = {}
+    self._run: build.Run | None = None
+
+  def __call__(
+    self, config: Config, arm: Arm, seed: int, params: Any
+  ) -> Outcome:
+    """Trains one arm from given parameters; see `sweeps.Sweep.train`."""
+    if self._run is None or self._run.draw.seed != seed:
+      self._run = build.run(config_of(config, arm, seed))
+    of_kind = self._plan.optimizers[arm.optimizer]
+    key = of_kind.adaptive, arm.method
+    if key not in self._updaters:
+      self._updaters[key] = build.updater(
+        build.run(config_of(config, arm, seed)),
+        lambda decays: adjustable(of_kind.adaptive, decays),
+      )
+    updater = self._updaters[key]
+    # `init` donates its argument, and the next arm needs the parameters again.
+    state = updater.compiled.init(jax.tree.map(jnp.copy, params))
+    settings, *rest = state.opt_state
+    given = Settings(arm.lr, *of_kind.settings)  # pyright: ignore
+    # Added to what lies there, that they lie in the same place.
+    settings = jax.tree.map(jnp.add, settings, given)
+    state = state._replace(opt_state=(settings, *rest))
+    run = self._run
+    with build_rewards.workers(run.limits, run.rewards) as workers:
+      run = run._replace(workers=workers)
+      done = list(bare.trained(run, updater, state))
+    # What the first of all rollouts has decided serves the other arms too.
+    self._updaters[key] = dataclasses.replace(updater, layout=done[-1].layout)
+    failures = [1 - one.rollout.batch.reward.mean() for one in done]
+    first = done[0].rollout.batch.reward
+    third = -(-len(done) // 3)
+    return Outcome(
+      arm,
+      seed,
+      len(done),
+      float(np.mean(failures)),
+      float(np.mean(failures[-third:])),
+      float(np.std(np.mean(first, axis=1))),
+    )
+
+
+def sweep(plan: Plan) -> sweeps.Sweep:
+  """The runs of a plan."""
+
+  def told(outcome):
+    return (
+      f'failure {outcome.failure:.3f}  last third {outcome.failure_last:.3f}'
+    )
+
+  return sweeps.Sweep(plan.name, plan.arms, Arm, Outcome, _Trainer(plan), told)
+
+
+def run(
+  config: Config,
+  workdir: str | pathlib.Path,
+  seeds: int = 5,
+  steps: int = 30,
+  only: Sequence[str] = (),
+  plan: Plan | None = None,
+  name: str = 'normalization',
+) -> tuple[dict[str, pages.Result], pathlib.Path]:
+  """Does the runs that are not done yet, and gives a verdict on each claim.
+
+  Args:
+    config: What all arms share. An arm sets the loss, and the optimizer in
+      place of `config.optim`.
+    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
+      folder `claims` the table of claims and the figure.
+    seeds: See `sweeps.run`.
+    steps: Rollouts of each run.
+    only: Labels of the arms to run; empty: all arms. An optimizer of which some
+      arm is left out has no verdict.
+    plan: The optimizers and their rates; None: those of the study.
+    name: Of the study.
+
+  Returns:
+    The result by the name of the study, and the folder of its files.
+
+  Raises:
+    ValueError: See `sweeps.run`.
+  """
+  begun = time.monotonic()
+  plan = plan or {one.name: one for one in (ARITHMETIC, SMOLLM2)}[name]
+  outcomes = sweeps.run(sweep(plan), config, workdir, seeds, steps, only)
+  found = numbers(plan, outcomes)
+  made = experiment(plan)
+  done = pages.Result(
+    made, found, claims.check(made, found), time.monotonic() - begun
+  )
+  folder = pathlib.Path(workdir) / 'claims'
+  pages.write({plan.name: done}, folder)
+  return {plan.name: done}, folder
+
+
+def show(summary: tuple[dict[str, pages.Result], pathlib.Path]) -> None:
+  """Prints what `run` returned, for a person."""
+  pages.show(*summary)
+
+
+def to_json(
+  summary: tuple[dict[str, pages.Result], pathlib.Path],
+) -> dict[str, Any]:
+  """What `run` returned, as JSON can hold it."""
+  return pages.to_json(summary[0])
