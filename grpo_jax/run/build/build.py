@@ -62,9 +62,9 @@ class Sampler(NamedTuple):
 
 
 class Run(NamedTuple):
-  """The specs and the parts of a run, which do not change while it runs."""
+  """The specs and the parts of a run, made once; no rollout changes them."""
 
-  config: Config  # with widths; below, only what saves it as text reads it
+  config: Config  # with widths; for what is saved, compared, shown or planned
   steps: int  # rollouts
   weights: specs.WeightsSpec
   data: specs.DataSpec

@@ -18,6 +18,10 @@ from grpo_jax.run.build.specs import LearnSpec
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 
+# The fields that a method may require and still be traced here. Neither shape
+# nor content of a field of the user's own is known.
+_KNOWN = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+
 
 def method(
   name: str,
@@ -138,10 +142,8 @@ def method_of(
   # shape cannot pass; small ones, because a group may be large.
   group = config.sampler.group
   prompts, length = [size for size in (2, 3, 4) if size != group][:2]
-  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
-  if loss.requires <= known:
-    # A method that requires a field of the user's own is not traced, because
-    # the shape of that field is not known here.
+  if loss.requires <= _KNOWN:
+
     def zeros():
       tokens = jnp.zeros((prompts, group, length), jnp.int32)
       batch = losses.make_batch(
@@ -238,9 +240,8 @@ def _corrects(
     num_rewards: See `warnings_of_age`.
     is_old: Whether the policy that has drawn them is the old policy.
   """
-  known = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
-  if not method.requires <= known:
-    return True  # what a field of the user's own holds is not known here
+  if not method.requires <= _KNOWN:
+    return True
   tokens = jnp.zeros((2, group, 4), jnp.int32)
   logp = jnp.full(tokens.shape, -1.0)
   reward = jnp.arange(2.0 * group).reshape(2, group) % 2

@@ -1,9 +1,10 @@
 """What a run is, in small values: each has what one reader reads.
 
-`build.run` makes them from a `Config`, once. Past that point nothing reads a
-`Config`, but what saves it as text. What has a type of its own already is no
-spec here: `learner.types` has those of an update, `models.layout` that of rows,
-`engines` how tokens are drawn.
+`build.run` makes them from a `Config`, once, and the rollouts of a run read
+them. Still read as a `Config` are what is saved or compared as text, shown on
+the screen, or planned, and what `policy.py` evaluates and samples with. What
+has a type of its own already is no spec here: `learner.types` has those of an
+update, `models.layout` that of rows, `engines` how tokens are drawn.
 """
 
 from collections.abc import Callable
