@@ -8,7 +8,6 @@ There are two kinds of study:
 What they share lies beside them:
 
 - `sweeps`: every arm with every seed, and on where it stopped;
-- `runs`: the warm-up that runs of one seed share, and their compiled programs;
 - `claims`: a claim, what was measured of it, and the verdict;
 - `figures`, `pages`: experiments as pictures, and as text and files.
 """
@@ -42,27 +41,27 @@ STUDIES = (
   'normalization',
   'normalization_smollm2',
 )
-EXPERIMENTS = (
-  'coasting_ratio',
-  'coasting_distance',
-  'momentum_split',
-  'reward_scale',
-  'transformer_scale',
-  'reward_jump',
-  'transformer_jump',
-  'shared_prefix',
-  'transformer_prefix',
-  'surrogate_value',
-  'normalized_rate',
-  'curvature',
-  'rate_exponents',
-  'normalized_optimizer',
-  'threshold',
-  'finite_group',
-  'interaction',
-  'fisher',
-)
-"""Modules of `papers`, in the order of their labels."""
+EXPERIMENTS = {
+  'coasting_ratio': 'coasting',
+  'coasting_distance': 'coasting',
+  'momentum_split': 'coasting',
+  'reward_scale': 'scales',
+  'transformer_scale': 'transformer',
+  'reward_jump': 'scales',
+  'transformer_jump': 'transformer',
+  'shared_prefix': 'coefficients',
+  'transformer_prefix': 'transformer',
+  'surrogate_value': 'coefficients',
+  'normalized_rate': 'convergence',
+  'curvature': 'geometry',
+  'rate_exponents': 'convergence',
+  'normalized_optimizer': 'normalized_optimizer',
+  'threshold': 'convergence',
+  'finite_group': 'coefficients',
+  'interaction': 'geometry',
+  'fisher': 'geometry',
+}
+"""By name, in the order of their labels: the module of `papers` that has it."""
 
 __all__ = ('EXPERIMENTS', 'STUDIES', 'Study', 'is_experiment', 'named')
 
