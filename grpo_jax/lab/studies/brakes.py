@@ -31,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.lab.report import intervals
-from grpo_jax.lab.report.intervals import Interval
+from grpo_jax.lab.report import curves
+from grpo_jax.lab.report.curves import Interval
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
 from grpo_jax.lab.studies import pages
@@ -330,7 +330,7 @@ def _row(arm: Arm, of_arm: dict[Arm, dict[int, Outcome]]) -> Row:
   """One arm beside its base."""
   mine = list(of_arm[arm].values())
   means = {
-    name: intervals.of_mean([getattr(outcome, name) for outcome in mine])
+    name: curves.mean_interval([getattr(outcome, name) for outcome in mine])
     for name in METRICS
   }
   # The brake, or without one the number of updates, is all that differs.
@@ -362,7 +362,7 @@ def _pairs(
 
 def _gap(pairs: list[tuple[Outcome, Outcome]]) -> Interval:
   """The reward of the second minus that of the first, over pairs."""
-  return intervals.of_mean(
+  return curves.mean_interval(
     [after.reward - before.reward for before, after in pairs]
   )
 

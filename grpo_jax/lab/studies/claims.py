@@ -17,7 +17,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax.lab.report import intervals
+from grpo_jax.lab.report import curves
 
 HOLDS, FAILS, OPEN = 'holds', 'fails', 'not decidable here'
 
@@ -135,7 +135,7 @@ def over_seeds(values: Sequence[float], example: str = '') -> Measured:
   >>> over_seeds([1.0, 2.0, 3.0]).mean
   2.0
   """
-  return Measured(*intervals.of_mean(values), example)
+  return Measured(*curves.mean_interval(values), example)
 
 
 def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:

@@ -110,7 +110,7 @@ _SCALES = {'linear', 'log'}
 _MOST_POINTS = 200  # of a line
 
 
-def of_experiment(
+def make_charts(
   experiment: Experiment, numbers: Numbers
 ) -> tuple[list[report.Chart], bool]:
   """The charts of an experiment's figure, and whether they are all of it.
@@ -172,7 +172,7 @@ def _curves(axes: Any, scales: tuple[str, str]) -> Iterator[report.Curve]:
     if not name and len(groups) > 1:
       raise _NoCurve
     shown = [_shown(x, y, scales) for x, y in points]
-    curve = report.curve_of_runs(name, shown)
+    curve = report.make_curve(name, shown)
     if curve is None:
       raise _NoCurve
     if scales[1] == 'log':  # on which an interval may have no lower end

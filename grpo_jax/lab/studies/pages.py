@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from grpo_jax.config import plain_text
 from grpo_jax.lab import report
-from grpo_jax.lab.report.intervals import Interval
+from grpo_jax.lab.report.curves import Interval
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
 
@@ -271,7 +271,7 @@ def _page(
     shown, experiment = drawn[name], done.experiment
     title, measured = shown['title'], f'Measured in {done.seconds:.1f} s.'
     parts: list[report.Part] = []
-    made, is_all = figures.of_experiment(experiment, done.numbers)
+    made, is_all = figures.make_charts(experiment, done.numbers)
     if is_all:
       parts += [report.Text(title), *made, report.Text(measured, 'note')]
     else:
