@@ -40,7 +40,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
   Returns:
     An `Interval`.
 
-  >>> round(of_mean([1.0, 2.0, 3.0]).half, 3)
+  >>> round(mean_interval([1.0, 2.0, 3.0]).half, 3)
   2.484
   """
   mean, number = float(np.mean(values)), len(values)
@@ -54,7 +54,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 def _quantile(number: int) -> float:
   """Standard errors in half an interval for the mean of at least two values.
 
-  >>> round(quantile(3), 3)
+  >>> round(_quantile(3), 3)
   4.303
   """
   from scipy import stats  # takes a second to import

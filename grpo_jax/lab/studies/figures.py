@@ -74,7 +74,8 @@ def drawn(
 
   with rc_context(style(colors)):
     figure = Figure(figsize=(8, 4.2), layout='constrained')
-    title = experiment.draw(numbers, figure, colors)
+    found = experiment.measure(numbers)
+    title = experiment.draw(numbers, found, figure, colors)
     figure.suptitle(title, x=0.012, ha='left', fontsize=11.5, wrap=True)
   return figure, title
 

@@ -223,7 +223,7 @@ def measure(numbers) -> dict[str, Measured]:
   }
 
 
-def draw(numbers, figure, colors) -> str:
+def draw(numbers, found, figure, colors) -> str:
   """See `Experiment`."""
   left, right = figure.subplots(1, 2)
   names = list(numbers['failure'])
@@ -234,7 +234,7 @@ def draw(numbers, figure, colors) -> str:
   normalized_optimizer.draw_gains(right, names, gains, colors['first'])
   right.axvline(0, color=colors['faint'], lw=1)
   right.set_title('each at its best rate; 95 % intervals')
-  adam = measure(numbers)['adam']
+  adam = found['adam']
   return (
     'Dividing by the deviation under Adam, on a language model: log2 of the '
     f'failures without / with it is {claims.value(adam)}'

@@ -14,7 +14,7 @@ X = np.array([1.0, 10.0, 100.0])
 def drawing(*draws):
   """An experiment with axes for each of some functions that draw."""
 
-  def draw(numbers, figure, colors):
+  def draw(numbers, found, figure, colors):
     axes = np.ravel(figure.subplots(1, len(draws)))
     for one, onto in zip(draws, axes):
       one(onto, colors)

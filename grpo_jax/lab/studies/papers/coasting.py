@@ -133,7 +133,7 @@ def _measure_ratio(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_ratio(numbers, figure, colors) -> str:
+def _draw_ratio(numbers, found, figure, colors) -> str:
   axes, law = figure.subplots(), _law(numbers)
   steps = np.arange(1, 41)
   for i, (name, betas) in enumerate(zip(SERIES, numbers['betas'])):
@@ -154,7 +154,6 @@ def _draw_ratio(numbers, figure, colors) -> str:
     ylabel='size of the step / last live step',
   )
   axes.legend(title='betas; line: law, dots: Adam')
-  found = _measure_ratio(numbers)
   return (
     f"Adam's coast is off the law by {found['formula'].mean:.0e}; after five "
     f'clipped steps {found["five_steps"].mean:.4f} of a step is left'
@@ -322,7 +321,7 @@ def _measure_distance(numbers) -> dict[str, Measured]:
   return {name: Measured(value) for name, value in found.items()}
 
 
-def _draw_distance(numbers, figure, colors) -> str:
+def _draw_distance(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   for path, name, label in (
     (numbers['ratios'][0][2], 'first', 'Adam (0.9, 0.95)'),
@@ -356,7 +355,6 @@ def _draw_distance(numbers, figure, colors) -> str:
     ylabel='distance of the logit after the crossing',
   )
   right.legend()
-  found = _measure_distance(numbers)
   return (
     f'Adam carries a clipped probability from 1.2 to {found["adam"].mean:.2f} '
     f'of its old value; the law is off by {found["law"].mean:.0e} at most'
@@ -488,24 +486,23 @@ def _measure_split(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_split(numbers, figure, colors) -> str:
+def _draw_split(numbers, found, figure, colors) -> str:
   axes = figure.subplots()
   for i, (part, name) in enumerate((('carried', 'second'), ('fresh', 'first'))):
-    for j, found in enumerate(numbers.values()):
+    for j, runs in enumerate(numbers.values()):
       x = 3 * j + i
-      mean, half, _ = claims.over_seeds(found[part])
+      mean, half, _ = claims.over_seeds(runs[part])
       label = f'{part} part' if j == 0 else None
       axes.bar(x, mean, 0.8, color=colors[name], label=label, alpha=0.8)
       axes.errorbar(x, mean, half, color=colors['text'], capsize=4)
       axes.plot(
-        [x] * len(found[part]), found[part], '.', color=colors['text'], ms=4
+        [x] * len(runs[part]), runs[part], '.', color=colors['text'], ms=4
       )
   axes.axhline(0, color=colors['text'], lw=1)
   axes.set_xticks([0.5, 3.5], [f'{n} updates a rollout' for n in numbers])
   axes.set_ylabel('outward change of the log-ratio, per step')
   axes.grid(False, axis='x')
   axes.legend()
-  found = _measure_split(numbers)
   return (
     'A step moves clipped samples outward by '
     f'{found["carried"].mean:+.3f} through old momentum, and by '

@@ -276,7 +276,7 @@ def _measure_shared(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_shared(numbers, figure, colors) -> str:
+def _draw_shared(numbers, found, figure, colors) -> str:
   panels = figure.subplots(1, 2, sharey=True)
   styles = {
     'grpo': ('second', '-'), 'gspo': ('second', ':'), 'cppo': ('fourth', '-'),
@@ -301,7 +301,6 @@ def _draw_shared(numbers, figure, colors) -> str:
     axes.set(xlabel='updates', ylim=(0, 1), title=title)
   panels[0].set_ylabel('probability of the first token')
   panels[0].legend(ncols=2)
-  found = _measure_shared(numbers)
   return (
     f'A first token that earns nothing: GRPO takes it from {_FIRST} to '
     f'{found["grpo_drift"].mean:.2f}, RLOO to '
@@ -426,7 +425,7 @@ def _measure_value(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_value(numbers, figure, colors) -> str:
+def _draw_value(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   for world, (text, name) in enumerate(zip(WORLDS, ('second', 'fourth'))):
     loss = np.array(numbers['dr_grpo']['loss'])[world].T
@@ -441,7 +440,6 @@ def _draw_value(numbers, figure, colors) -> str:
   right.set(xlabel='rollouts', ylabel='value of the loss', ylim=(-0.08, 0.11))
   left.legend(loc='lower right')
   right.legend(loc='upper right')
-  found = _measure_value(numbers)
   return (
     f"GRPO's loss is at most {found['grpo_zero'].mean:.0e} while its reward "
     f"rises by {found['grpo_learns'].mean:.2f}; Dr. GRPO's correlates with the "
@@ -555,7 +553,7 @@ def _measure_group(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_group(numbers, figure, colors) -> str:
+def _draw_group(numbers, found, figure, colors) -> str:
   axes = figure.subplots()
   for p, exact, sampled, name in zip(
     numbers['success'], numbers['exact'], numbers['sampled'], SERIES
@@ -571,7 +569,7 @@ def _draw_group(numbers, figure, colors) -> str:
     ylabel='weight / (1 / sqrt(p (1 - p)))',
   )
   axes.legend(title='line: binomial sum\ndots: sampled groups')
-  rare = _measure_group(numbers)['rare'].mean
+  rare = found['rare'].mean
   return (
     f'Groups of 8 keep {rare:.0%} of the weight that theory gives a prompt '
     'with 2% success'

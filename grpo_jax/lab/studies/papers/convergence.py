@@ -133,7 +133,7 @@ def _measure_rate(numbers) -> dict[str, Measured]:
   return found
 
 
-def _draw_rate(numbers, figure, colors) -> str:
+def _draw_rate(numbers, found, figure, colors) -> str:
   axes, ratios = figure.subplots(), _ratios(numbers)
   steps = np.arange(1, len(ratios['sum_form']) + 1)
   for name, color, label in (
@@ -156,7 +156,6 @@ def _draw_rate(numbers, figure, colors) -> str:
     loc='upper left',
     title=f'starts {", ".join(f"{p:g}" for p in numbers["start"])}',
   )
-  found = _measure_rate(numbers)
   return (
     'Left side / bound of theorem 3.2, at most: '
     f'{found["sum_form"].mean:.0f}-fold in the sum form, '
@@ -241,9 +240,8 @@ def _measure_exponents(numbers) -> dict[str, Measured]:
   return found
 
 
-def _draw_exponents(numbers, figure, colors) -> str:
+def _draw_exponents(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
-  found = _measure_exponents(numbers)
   for name, color in (('reinforce', 'first'), ('grpo', 'second')):
     text = {'reinforce': 'REINFORCE', 'grpo': 'GRPO'}[name]
     for axes, x, y, of in (
@@ -412,7 +410,7 @@ def _measure_threshold(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_threshold(numbers, figure, colors) -> str:
+def _draw_threshold(numbers, found, figure, colors) -> str:
   from matplotlib.colors import LinearSegmentedColormap
 
   (axes, right), c = figure.subplots(1, 2), np.array(numbers['c'])
@@ -454,7 +452,6 @@ def _draw_threshold(numbers, figure, colors) -> str:
     title='sets of prompts',
     ylabel='least gradient² of REINFORCE / of GRPO',
   )
-  found = _measure_threshold(numbers)
   return (
     'Where C(T) > 1 theory promises GRPO no gain; there it was no worse in '
     f'{found["conservative"].mean:.0%} of the cases with one prompt'

@@ -151,7 +151,7 @@ def _measure_curvature(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_curvature(numbers, figure, colors) -> str:
+def _draw_curvature(numbers, found, figure, colors) -> str:
   axes, bad = figure.subplots(), numbers['bad']
   p, size = np.array(numbers['p']), np.array(numbers['hessian'])
   axes.plot(
@@ -170,7 +170,7 @@ def _draw_curvature(numbers, figure, colors) -> str:
     ylabel='norm of the Hessian / (X² V)',
   )
   axes.legend(loc=(0.72, 0.6), markerscale=5)
-  most = _measure_curvature(numbers)['tight'].mean
+  most = found['tight'].mean
   return (
     f'Curvature is at most {most:.3f} X² V in {len(p):,} policies: the '
     f'constant 4 is {4 / most:.3f} times that'
@@ -311,7 +311,7 @@ def _measure_interaction(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_interaction(numbers, figure, colors) -> str:
+def _draw_interaction(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   t = numbers['steps']
   for _run_interaction in numbers['positive']:
@@ -336,7 +336,6 @@ def _draw_interaction(numbers, figure, colors) -> str:
     right.plot(t, curve, color=colors[color], label=f'{name} of the cosines')
   right.set(xlabel='steps')
   right.legend()
-  found = _measure_interaction(numbers)
   return (
     'A4 wants all pairs of prompts to agree: in the paper at best '
     f'{found["own_data"].mean:.0%} do, here at worst {found["here"].mean:.0%}'
@@ -420,8 +419,8 @@ def _measure_fisher(numbers) -> dict[str, Measured]:
   return {name: claims.over_seeds(numbers[name]) for name in _FISHER_CLAIMS}
 
 
-def _draw_fisher(numbers, figure, colors) -> str:
-  axes, found = figure.subplots(1, 2), _measure_fisher(numbers)
+def _draw_fisher(numbers, found, figure, colors) -> str:
+  axes = figure.subplots(1, 2)
   pairs = numbers['pairs']
   for one, name, color, title in (
     (axes[0], 'weighted', 'third', 'weighted with the reward'),

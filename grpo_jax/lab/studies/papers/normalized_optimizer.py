@@ -353,7 +353,7 @@ def draw_gains(axes, names, gains, color, offset=0.0, label=None) -> None:
   axes.set(xlabel='log2 (failures, plain / divided)')
 
 
-def _draw(numbers, figure, colors) -> str:
+def _draw(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   half = numbers['failure'][str(SHARES[1])]
   draw_rates(left, numbers['rates'], half, ('SGD', 'Adam'), colors)
@@ -368,7 +368,6 @@ def _draw(numbers, figure, colors) -> str:
   right.axvline(0, color=colors['faint'], lw=1)
   # Beside the intervals, wherever they lie.
   right.legend(loc='upper center', bbox_to_anchor=(0.4, -0.16), ncols=3)
-  found = _measure(numbers)
   sgd, adam = found['sgd_same'].mean, found['adam_same'].mean
   return (
     'Dividing by the deviation, at equal rates well below the best: failures '

@@ -198,7 +198,7 @@ def _measure_scale(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_scale(numbers, figure, colors) -> str:
+def _draw_scale(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   e, ratio = _collapse(numbers)
   for i, name in zip(range(1, len(EPSILONS)), SERIES):
@@ -232,7 +232,6 @@ def _draw_scale(numbers, figure, colors) -> str:
     ylabel='expected reward after training',
   )
   left.legend()
-  found = _measure_scale(numbers)
   return (
     'Factors on all rewards under Adam: parameters differ by at most '
     f'{found["other_factors"].mean:.0e} without epsilon, by '
@@ -325,7 +324,7 @@ def _measure_jump(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_jump(numbers, figure, colors) -> str:
+def _draw_jump(numbers, found, figure, colors) -> str:
   axes, law = figure.subplots(1, 2, sharey=True), _formula(numbers)
   for i, betas in enumerate(numbers['betas']):
     for j, name in zip(range(3), SERIES):
@@ -341,7 +340,7 @@ def _draw_jump(numbers, figure, colors) -> str:
   axes[0].legend(title='gradient\nline: formula, dots: Adam')
   return (
     "After a factor of 10 on the rewards Adam's step changes by up to "
-    f'{_measure_jump(numbers)["acts"].mean:.0%} before it is as it was'
+    f'{found["acts"].mean:.0%} before it is as it was'
   )
 
 

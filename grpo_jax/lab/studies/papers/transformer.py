@@ -304,7 +304,7 @@ def _measure_scale(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_scale(numbers, figure, colors) -> str:
+def _draw_scale(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   labels = {'clipped': 'epsilon 1e-15, norm clipped at 1'}
   for (name, change), color in zip(numbers['change'].items(), SERIES):
@@ -316,7 +316,6 @@ def _draw_scale(numbers, figure, colors) -> str:
   left.set(yscale='log', ylabel='change / distance (factor 1)')
   right.set_ylabel('distance / distance (factor 1)')
   right.legend()
-  found = _measure_scale(numbers)
   return (
     'AdamW on a transformer: rewards of 1e-4 change where the parameters move '
     f'by {found["usual_down"].mean:.1%} of that distance at epsilon 1e-8, and '
@@ -466,7 +465,7 @@ def _measure_jump(numbers) -> dict[str, Measured]:
   }
 
 
-def _draw_jump(numbers, figure, colors) -> str:
+def _draw_jump(numbers, found, figure, colors) -> str:
   axes, laws = figure.subplots(), _laws(numbers)
   k = np.arange(1, len(numbers['equal']) + 1)
   for name, color, steps, label in (
@@ -485,7 +484,7 @@ def _draw_jump(numbers, figure, colors) -> str:
     ylabel='norm of the step / norm without the jump',
   )
   axes.legend()
-  most = _measure_jump(numbers)['acts'].mean
+  most = found['acts'].mean
   return (
     'A jump of the reward scale on a transformer: for a few updates the step '
     f'is up to {most:.2f} times as long'
@@ -757,7 +756,7 @@ def _measure_prefix(numbers) -> dict[str, Measured]:
   return found
 
 
-def _draw_prefix(numbers, figure, colors) -> str:
+def _draw_prefix(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   names = list(numbers['part'])
   values = [numbers['part'][name] for name in names]
@@ -789,7 +788,6 @@ def _draw_prefix(numbers, figure, colors) -> str:
   right.set_xlabel("drift toward GRPO's pull / |change| of all")
   right.set_ylim(-0.4, len(ARMS_PREFIX))  # with room for the legend
   right.legend(loc='upper right', ncols=2)
-  found = _measure_prefix(numbers)
   moved = ', '.join(
     f'{found[f"{key}_AdamW"].mean:+.2f} under {text}'
     for key, text in (('grpo', 'GRPO'), ('still', 'DAPO'))
