@@ -584,47 +584,34 @@ def _run_prefix(full: bool = False) -> dict[str, Any]:
     length = given.mask.sum(-1)
     short = length < length.mean(-1, keepdims=True)
     given = given._replace(reward=(given.reward + short) / 2)
-  found = _parts(given)
+  part, identity, tokens, arms, pull = _parts(given)
   drift = {name: {arm: [] for arm in ARMS_PREFIX} for name in OPTIMIZERS}
   follow = jax.jit(functools.partial(_follow, given))
   for k in range(_SETS_PREFIX):
     at = slice(k * _ROLLOUTS_PREFIX, (k + 1) * _ROLLOUTS_PREFIX)
     rows = jax.tree.map(lambda x, at=at: x[at], given.layout)
-    moved = np.asarray(follow(rows, found.arms[:, at]))
+    moved = np.asarray(follow(rows, arms[:, at]))
     for i, name in enumerate(OPTIMIZERS):
       for j, arm in enumerate(ARMS_PREFIX):
         drift[name][arm].append(
-          _drift(moved[:, i, j], given.mask[at], found.pull[at])
+          _drift(moved[:, i, j], given.mask[at], pull[at])
         )
   return {
-    'part': found.part,
+    'part': part,
     'drift': drift,
-    'identity': found.identity,
-    'tokens': found.tokens,
+    'identity': identity,
+    'tokens': tokens,
   }
 
 
-class _Parts(NamedTuple):
-  """What `_parts` finds; see `_run_prefix`.
+def _parts(given: Rollouts):
+  """The part of the gradient from shared tokens, and coefficients.
 
-  Attributes:
-    part: By method.
-    identity: By rollout.
-    tokens: A number.
-    arms: Coefficients of the arms, f32[A,N,P,G,T].
-    pull: GRPO's sums on tokens that the whole group shares, 0 on all others,
-      f32[N,P,G,T].
+  Returns:
+    `part`, `identity` and `tokens` of `_run_prefix`; the coefficients of the
+    arms, f32[A,N,P,G,T]; and the pull: GRPO's sums on tokens that the whole
+    group shares, 0 on all others, f32[N,P,G,T].
   """
-
-  part: dict[str, list[float]]
-  identity: list[float]
-  tokens: float
-  arms: np.ndarray
-  pull: np.ndarray
-
-
-def _parts(given: Rollouts) -> _Parts:
-  """Coefficients, and the part of the gradient from shared tokens."""
   by_method = {}
   for name in _METHODS:
     read = functools.partial(read_coefficients, coefficients.METHODS[name]())
@@ -649,7 +636,7 @@ def _parts(given: Rollouts) -> _Parts:
     off = np.where(whole[k], weight[k] - predicted[:, None, None], 0)
     identity.append(float(np.abs(off).max()))
   arms = {**by_method, 'without': np.where(whole, 0, grpo)}
-  return _Parts(
+  return (
     part,
     identity,
     float(whole[..., 0, :].sum(-1).mean()),
@@ -731,7 +718,7 @@ def _drift(moved, mask, pull) -> float:
   Args:
     moved: Change of log p, f32[N,P,G,T].
     mask: bool[N,P,G,T], whether there is a token.
-    pull: See `_Parts`.
+    pull: See `_parts`.
   """
   toward = (np.sign(pull) * moved)[pull != 0]
   return float(toward.mean() / np.abs(moved[mask]).mean())
