@@ -103,19 +103,20 @@ def make_curve(
     into = np.minimum((places - places[0]) // width, most_points - 1)
     bins = np.unique(into, return_inverse=True)[1]
   count = int(bins[-1]) + 1
-  of_each = np.full((len(points), count), np.nan)
+  means = np.full((len(points), count), np.nan)
   least, most = np.full(count, np.inf), np.full(count, -np.inf)
   for row, (x, y) in enumerate(points):
     into = bins[np.searchsorted(places, x)]
     number = np.bincount(into, minlength=count)
     with np.errstate(invalid='ignore', divide='ignore'):
-      of_each[row] = np.bincount(into, y, minlength=count) / number
+      means[row] = np.bincount(into, y, minlength=count) / number
     np.minimum.at(least, into, y)
     np.maximum.at(most, into, y)
   # Places ascend, and so do their bins.
-  since = places[np.searchsorted(bins, np.arange(count))]
-  until = places[np.searchsorted(bins, np.arange(count), 'right') - 1]
-  mean, half = _means(of_each)
+  ends = places.astype(np.float64)
+  since = ends[np.searchsorted(bins, np.arange(count))]
+  until = ends[np.searchsorted(bins, np.arange(count), 'right') - 1]
+  mean, half = _means(means)
   low, high, band = mean - half, mean + half, ''
   if len(points) > 1:
     band = '95 % interval of the mean over runs'
@@ -131,7 +132,7 @@ def make_curve(
     high,
     least,
     most,
-    of_each if len(points) > 1 else of_each[:0],
+    means if len(points) > 1 else means[:0],
     band,
     _ends(points),
   )

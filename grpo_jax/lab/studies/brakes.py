@@ -751,7 +751,7 @@ def run(
   """
   begun = time.monotonic()
   sweep = sweeps.Sweep(
-    name, arms or STUDIES[name], Arm, Outcome, run_arm, _told
+    name, arms or STUDIES[name], Arm, Outcome, run_arm, _progress
   )
   outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
   return compared(name, outcomes, workdir, time.monotonic() - begun)
@@ -778,7 +778,7 @@ def compared(
   return Compared(summarise(outcomes), results, folder)
 
 
-def _told(outcome: Outcome) -> str:
+def _progress(outcome: Outcome) -> str:
   return (
     f'reward {outcome.reward:.3f}  overshoot {outcome.overshoot:.3f}  '
     f'kl {outcome.kl_rollout:.3f}'

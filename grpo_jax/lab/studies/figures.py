@@ -125,12 +125,12 @@ def make_charts(
     right, with texts at most. Bars, areas and clouds of points have none.
   """
   figure, _ = drawn(experiment, numbers, LIGHT)
-  found = [_of_axes(axes) for axes in figure.axes]
+  found = [_chart(axes) for axes in figure.axes]
   charts = [one for one in found if one is not None]
   return charts, len(charts) == len(found)
 
 
-def _of_axes(axes: Any) -> report.Chart | None:
+def _chart(axes: Any) -> report.Chart | None:
   scales = axes.get_xscale(), axes.get_yscale()
   others = axes.collections, axes.patches, axes.images, axes.containers
   if any(map(len, others)) or not set(scales) <= _SCALES:

@@ -31,6 +31,18 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(function, compiler_options=options)
 
 
+def over_betas(function: Callable[..., Any], betas, others) -> np.ndarray:
+  """`function(b1, b2, other) -> f64[K]` for all pairs of betas and all others.
+
+  Returns:
+    What it returns, f64[B,O,K].
+  """
+  with jax.enable_x64(True):
+    b1, b2 = (jnp.array(one)[:, None] for one in zip(*betas, strict=True))
+    every = jax.jit(jnp.vectorize(function, signature='(),(),()->(k)'))
+    return np.asarray(every(b1, b2, jnp.array(others)[None]))
+
+
 class Bandit(NamedTuple):
   """What is to be learned."""
 

@@ -24,6 +24,8 @@ from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.figures import SERIES
 from grpo_jax.lab.studies.papers import bandits
 
+_HIGH = 1.2  # the bound of the ratio
+
 # E1: how far Adam still moves a coordinate whose gradient has become zero.
 
 BETAS_RATIO = (0.9, 0.95), (0.9, 0.99), (0.9, 0.999), (0.9, 0.8)
@@ -81,11 +83,7 @@ def _run_ratio() -> dict[str, Any]:
     The sizes of the steps relative to the last live one, `sizes[b][t][k]`, for
     betas, live steps and k = 1, 2, ... clipped steps.
   """
-  with jax.enable_x64(True):
-    b1, b2 = (jnp.array(one)[:, None] for one in zip(*BETAS_RATIO, strict=True))
-    live = jnp.array(LIVE)[None]
-    coasts = jax.jit(jnp.vectorize(_coast_ratio, signature='(),(),()->(k)'))
-    sizes = np.asarray(coasts(b1, b2, live))
+  sizes = bandits.over_betas(_coast_ratio, BETAS_RATIO, LIVE)
   return {'betas': BETAS_RATIO, 'live': LIVE, 'sizes': sizes.tolist()}
 
 
@@ -164,7 +162,7 @@ def _draw_ratio(numbers, found, figure, colors) -> str:
 
 RATES = 0.005, 0.01, 0.02, 0.05
 BETAS_DISTANCE = (0.9, 0.95), (0.9, 0.99), (0.9, 0.999)
-_OLD, _HIGH_DISTANCE, _STEPS_DISTANCE = 0.3, 1.2, 120
+_OLD, _STEPS_DISTANCE = 0.3, 120
 
 _DISTANCE_CLAIMS = {
   'law': Claim(
@@ -218,15 +216,12 @@ def _run_distance() -> dict[str, Any]:
     For Adam `ratios[b][r][t]` of betas and rates; for the other optimizers
     `others[name][t]`. The ratio before the first update is the first.
   """
+  paths = bandits.over_betas(
+    lambda b1, b2, rate: _path(optax.adam(rate, b1, b2, eps=1e-300)),
+    BETAS_DISTANCE,
+    RATES,
+  )
   with jax.enable_x64(True):
-    b1, b2 = (
-      jnp.array(one)[:, None] for one in zip(*BETAS_DISTANCE, strict=True)
-    )
-    adam = jnp.vectorize(
-      lambda b1, b2, rate: _path(optax.adam(rate, b1, b2, eps=1e-300)),
-      signature='(),(),()->(t)',
-    )
-    paths = jax.jit(adam)(b1, b2, jnp.array(RATES)[None])
     others = jax.jit(
       lambda: {
         'sgd': _path(optax.sgd(0.02)),
@@ -234,14 +229,11 @@ def _run_distance() -> dict[str, Any]:
         'momentum': _path(optax.sgd(0.02, momentum=0.9)),
       }
     )()
-    paths, others = jax.tree.map(
-      lambda x: np.asarray(x).tolist(), (paths, others)
-    )
   return {
     'betas': BETAS_DISTANCE,
     'rates': RATES,
-    'ratios': paths,
-    'others': others,
+    'ratios': paths.tolist(),
+    'others': {name: np.asarray(x).tolist() for name, x in others.items()},
   }
 
 
@@ -250,7 +242,7 @@ def _path(optimizer) -> jax.Array:
   method = losses.chain(
     losses.use_reward(),
     losses.mean_over_tokens(),
-    losses.ppo_clip(0.2, _HIGH_DISTANCE - 1),
+    losses.ppo_clip(0.2, _HIGH - 1),
   )
   one = jnp.ones((1, 1, 1))
   batch, state = bandits.credited(
@@ -279,9 +271,7 @@ def _logit(ratio):
 
 def _coast_distance(path) -> tuple[int, float, float]:
   """Live steps, the logit's last live step, and its way after that."""
-  live = int(
-    np.argmax(np.array(path) > _HIGH_DISTANCE)
-  )  # the first that is clipped
+  live = int(np.argmax(np.array(path) > _HIGH))  # the first that is clipped
   logit = _logit(path)
   return live, logit[live] - logit[live - 1], logit[-1] - logit[live]
 
@@ -330,10 +320,8 @@ def _draw_distance(numbers, found, figure, colors) -> str:
     (numbers['others']['sgd'], 'second', 'SGD'),
   ):
     left.plot(path, color=colors[name], label=label)
-  left.axhline(_HIGH_DISTANCE, color=colors['faint'], ls=':')
-  left.text(
-    80, _HIGH_DISTANCE - 0.012, 'bound', color=colors['faint'], va='top'
-  )
+  left.axhline(_HIGH, color=colors['faint'], ls=':')
+  left.text(80, _HIGH - 0.012, 'bound', color=colors['faint'], va='top')
   left.set(
     xlabel='updates', title='rate 0.02', ylabel='probability / old probability'
   )
@@ -364,7 +352,7 @@ def _draw_distance(numbers, found, figure, colors) -> str:
 # E3: what moves clipped samples outward, old momentum or the new gradient.
 
 UPDATES = 4, 16  # per rollout
-_RATE, _ROLLOUTS, _GROUP, _LOW, _HIGH_SPLIT = 0.03, 60, 8, 0.8, 1.2
+_RATE, _ROLLOUTS, _GROUP, _LOW = 0.03, 60, 8, 0.8
 
 _SPLIT_CLAIMS = {
   'carried': Claim(
@@ -432,7 +420,7 @@ def _train(seed, updates):
   method = losses.chain(
     losses.normalize_by_group(),
     losses.mean_over_sequences(),
-    losses.ppo_clip(1 - _LOW, _HIGH_SPLIT - 1),
+    losses.ppo_clip(1 - _LOW, _HIGH - 1),
   )
   adam = optim.adamw(_RATE, 0.9, 0.95, epsilon=1e-12, clip_norm=None)
 
@@ -458,9 +446,7 @@ def _train(seed, updates):
         for name, part in (('carried', parts.carried), ('fresh', parts.fresh))
       }
       ratio = jnp.exp(logp(theta) - old)
-      clipped = ((way > 0) & (ratio > _HIGH_SPLIT)) | (
-        (way < 0) & (ratio < _LOW)
-      )
+      clipped = ((way > 0) & (ratio > _HIGH)) | ((way < 0) & (ratio < _LOW))
       total = moved['carried'] + moved['fresh']
       moved['outward'] = jnp.where(total > 0, 1.0, 0.0)
       sums = {k: jnp.sum(jnp.where(clipped, v, 0)) for k, v in moved.items()}

@@ -21,37 +21,38 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 
+_ANSWERS = 4  # K
+_RATES = {'reinforce': 1.0, 'grpo': 0.5}  # of the theorems
 
-def train(start, answers: int, rate: float, steps: int, normalized: bool):
+
+def train(start, method: str, steps: int):
   """Follows the exact gradient of one prompt, every step.
 
   Args:
     start: Success probabilities to begin with, [S], in (0, 1).
-    answers: K, at least 2.
-    rate: The step size.
+    method: 'grpo', which divides the gradient by the deviation of the reward,
+      or 'reinforce', which does not; each at its rate in `_RATES`.
     steps: T.
-    normalized: Whether the gradient is divided by the deviation of the reward
-      (GRPO) or not (REINFORCE).
 
   Returns:
     The success probability at every step, the first included, f64[T + 1, S].
   """
   start = np.asarray(start, np.float64)
-  z = np.log(start / (1 - start)) + np.log(answers - 1)
+  z = np.log(start / (1 - start)) + np.log(_ANSWERS - 1)
   path = np.empty((steps + 1, *start.shape))
   for t in range(steps + 1):
-    wrong = 1 / (1 + np.exp(z) / (answers - 1))  # exact where p is next to 1
+    wrong = 1 / (1 + np.exp(z) / (_ANSWERS - 1))  # exact where p is next to 1
     path[t] = 1 - wrong
     size = (1 - wrong) * wrong
-    if normalized:
+    if method == 'grpo':
       size = np.sqrt(size)
-    z = z + rate * size * answers / (answers - 1)
+    z = z + _RATES[method] * size * _ANSWERS / (_ANSWERS - 1)
   return path
 
 
-def gradient_squared(p, answers: int):
+def gradient_squared(p):
   """The squared norm of the exact gradient at success probability p."""
-  return (p * (1 - p)) ** 2 * answers / (answers - 1)
+  return (p * (1 - p)) ** 2 * _ANSWERS / (_ANSWERS - 1)
 
 
 def reward_deviation(p):
@@ -62,7 +63,7 @@ def reward_deviation(p):
 # E8: the two forms of the theorem on GRPO's rate of convergence.
 
 START_RATE = 0.02, 0.1, 0.25, 0.5, 0.9
-_ANSWERS_RATE, _STEPS_RATE = 4, 5000
+_STEPS_RATE = 5000
 
 _RATE_CLAIMS = {
   'reinforce': Claim(
@@ -92,11 +93,10 @@ def _run_rate() -> dict[str, Any]:
   Returns:
     Success probabilities at every step: `reinforce[t][s]`, `grpo[t][s]`.
   """
-  args = START_RATE, _ANSWERS_RATE
+  paths = {name: train(START_RATE, name, _STEPS_RATE) for name in _RATES}
   return {
     'start': START_RATE,
-    'reinforce': train(*args, 1.0, _STEPS_RATE, False).tolist(),
-    'grpo': train(*args, 0.5, _STEPS_RATE, True).tolist(),
+    **{name: path.tolist() for name, path in paths.items()},
   }
 
 
@@ -106,9 +106,7 @@ def _ratios(numbers) -> dict[str, np.ndarray]:
     np.array(numbers[name]) for name in ('start', 'reinforce', 'grpo')
   )
   bound, steps = 2 * (1 - start), np.arange(1, len(grpo))[:, None]
-  squares = [
-    gradient_squared(path[:-1], _ANSWERS_RATE) for path in (plain, grpo)
-  ]
+  squares = [gradient_squared(path[:-1]) for path in (plain, grpo)]
   # C(T) = 8 / (3 T) times the sum of the deviations.
   c = 8 / (3 * steps) * np.cumsum(reward_deviation(grpo[:-1]), axis=0)
   return {
@@ -127,7 +125,7 @@ def _measure_rate(numbers) -> dict[str, Measured]:
     first = np.where(over.any(0), over.argmax(0) + 1, len(over) + 1)
     at = int(first.argmin())
     found['sum_form'] = found['sum_form']._replace(
-      example=f'Smallest case: one prompt, {_ANSWERS_RATE} answers, success '
+      example=f'Smallest case: one prompt, {_ANSWERS} answers, success '
       f'{numbers["start"][at]:g} at the start: broken from step {first[at]} on.'
     )
   return found
@@ -166,8 +164,7 @@ def _draw_rate(numbers, found, figure, colors) -> str:
 # E9: normalisation changes the exponent of convergence, not a constant.
 
 START_EXPONENTS = 1e-4, 3e-4, 1e-3, 3e-3
-_ANSWERS_EXPONENTS, _STEPS_EXPONENTS = 4, 20_000
-_RATES = {'reinforce': 1.0, 'grpo': 0.5}
+_STEPS_EXPONENTS = 20_000
 
 _EXPONENTS_CLAIMS = {
   'reinforce_tail': Claim(
@@ -210,14 +207,8 @@ def _run_exponents() -> dict[str, Any]:
   """
   at = np.unique(np.geomspace(10, _STEPS_EXPONENTS, 40).astype(int))
   found = {'start': START_EXPONENTS, 'at': at.tolist()}
-  for name, rate in _RATES.items():
-    path = train(
-      (*START_EXPONENTS, 0.25),
-      _ANSWERS_EXPONENTS,
-      rate,
-      _STEPS_EXPONENTS,
-      name == 'grpo',
-    )
+  for name in _RATES:
+    path = train((*START_EXPONENTS, 0.25), name, _STEPS_EXPONENTS)
     found[name] = {
       'escape': np.argmax(path[:, :-1] >= 0.5, axis=0).tolist(),
       'failures': (1 - path[at, -1]).tolist(),
@@ -268,7 +259,7 @@ def _draw_exponents(numbers, found, figure, colors) -> str:
 
 # E11: when the theory says that normalisation helps, and when it does.
 
-_ANSWERS_THRESHOLD, _STEPS_THRESHOLD = 4, 400
+_STEPS_THRESHOLD = 400
 _PROMPTS, _SETS, _ORDERS, _SAMPLED = 8, 40, 10, 800
 """Prompts of a set, sets, random orders of prompts, and steps of each."""
 START_THRESHOLD = tuple(np.round(np.linspace(0.02, 0.98, 49), 4).tolist())
@@ -318,36 +309,27 @@ def _run_threshold() -> dict[str, Any]:
     steps 1, 2, 4, ... and starts. For sets of prompts, under `sets`: the same,
     means over prompts, and the mean `deviation` of each set at the start.
   """
-  plain = train(
-    START_THRESHOLD, _ANSWERS_THRESHOLD, 1.0, _STEPS_THRESHOLD, False
-  )[:-1]
-  grpo = train(
-    START_THRESHOLD, _ANSWERS_THRESHOLD, 0.5, _STEPS_THRESHOLD, True
-  )[:-1]
   at = np.unique(np.geomspace(1, _STEPS_THRESHOLD, 30).astype(int))
   steps = np.arange(1, _STEPS_THRESHOLD + 1)[:, None]
-  mean = np.cumsum(reward_deviation(grpo), axis=0) / steps
-  least = lambda path: np.minimum.accumulate(
-    gradient_squared(path, _ANSWERS_THRESHOLD)
-  )
-  found = {
-    'c': 8 / 3 * mean,
-    'reinforce': least(plain),
-    'grpo': least(grpo),
+  paths = {
+    name: train(START_THRESHOLD, name, _STEPS_THRESHOLD)[:-1] for name in _RATES
   }
-  answer = {name: value[at - 1].tolist() for name, value in found.items()}
-  paper = reward_deviation(0.45) * 8 / 3
+  mean = np.cumsum(reward_deviation(paths['grpo']), axis=0) / steps
   return {
     'start': START_THRESHOLD,
     'at': at.tolist(),
-    **answer,
-    'paper': float(paper),
+    'c': (8 / 3 * mean)[at - 1].tolist(),
+    **{
+      name: np.minimum.accumulate(gradient_squared(path))[at - 1].tolist()
+      for name, path in paths.items()
+    },
+    'paper': float(reward_deviation(0.45) * 8 / 3),
     'sets': _sets(),
   }
 
 
 def _sets() -> dict[str, Any]:
-  """Trains sets of prompts, of which every step draws one; see `run`.
+  """Trains sets of prompts; every step draws a prompt. See `_run_threshold`.
 
   No two prompts share a parameter, so how often a prompt was drawn tells its
   policy.
@@ -367,17 +349,15 @@ def _sets() -> dict[str, Any]:
     return values[before, prompt].mean(axis=0)
 
   found = {'c': [], 'reinforce': [], 'grpo': []}
-  for of_set in start:
-    for name, rate in (('reinforce', 1.0), ('grpo', 0.5)):
-      normalized = name == 'grpo'
-      path = train(of_set, _ANSWERS_THRESHOLD, rate, before.max(), normalized)
-      square = over_orders(gradient_squared(path, _ANSWERS_THRESHOLD))
+  for prompts in start:
+    paths = {name: train(prompts, name, before.max()) for name in _RATES}
+    for name, path in paths.items():
+      square = over_orders(gradient_squared(path))
       least = np.minimum.accumulate(square).mean(axis=1)
       found[name].append(least[at - 1].tolist())
-      if normalized:
-        deviation = over_orders(reward_deviation(path))
-        c = 8 / 3 * (np.cumsum(deviation, axis=0) / count).mean(axis=1)
-        found['c'].append(c[at - 1].tolist())
+    deviation = over_orders(reward_deviation(paths['grpo']))
+    c = 8 / 3 * (np.cumsum(deviation, axis=0) / count).mean(axis=1)
+    found['c'].append(c[at - 1].tolist())
   deviation = reward_deviation(start).mean(axis=1)
   return {'at': at.tolist(), 'deviation': deviation.tolist(), **found}
 

@@ -280,11 +280,7 @@ def _run_jump() -> dict[str, Any]:
   Returns:
     The steps over the one before the jump, `steps[b][f][k]`, k = 1, 2, ....
   """
-  with jax.enable_x64(True):
-    b1, b2 = (jnp.array(one)[:, None] for one in zip(*BETAS, strict=True))
-    jump = jnp.vectorize(_jump, signature='(),(),()->(k)')
-    steps = jax.jit(jump)(b1, b2, jnp.array(FACTORS_JUMP)[None])
-    steps = np.asarray(steps).tolist()
+  steps = bandits.over_betas(_jump, BETAS, FACTORS_JUMP).tolist()
   return {'betas': BETAS, 'factors': FACTORS_JUMP, 'steps': steps}
 
 
