@@ -35,7 +35,7 @@ def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:
   if not out:
     raise ValueError('--out is empty; give a file, as in --out=report.html.')
   start = time.monotonic()
-  page = report.of_runs(workdirs)
+  page = report.make_page(workdirs)
   size = report.write(out, page)
   warnings = [
     part.text

@@ -19,10 +19,11 @@ def run(arguments: Arguments) -> None:
     found = papers.run(name, pathlib.Path(arguments.out), arguments.full)
     to_json, show = _claims, lambda found: pages.show(found, arguments.out)
   else:
-    study = studies.named(name)
+    study = studies.module(name)
     found = study.run(
       arguments.config,
       arguments.workdir,
+      name=name,
       seeds=arguments.seeds,
       steps=arguments.steps,
       only=arguments.only,

@@ -1,10 +1,10 @@
 """Pages of figures, tables and text: one HTML file each, without a network.
 
-`of_runs` reads workdirs and returns a `Page`; `write` writes it. A study makes
-a page of its own from the same parts:
+`make_page` reads workdirs and returns a `Page`; `write` writes it. A study
+makes a page of its own from the same parts:
 
 >>> import numpy as np
->>> curve = curve_of_runs('Adam', [(np.arange(3), np.array([0.1, 0.4, 0.5]))])
+>>> curve = make_curve('Adam', [(np.arange(3), np.array([0.1, 0.4, 0.5]))])
 >>> chart = Chart('Adam learns', 'Mean reward.', [curve])
 >>> page = Page('A study', 'What it asks.', [Section('Results', [chart])])
 >>> as_html(page).count('<figure')
@@ -15,14 +15,12 @@ from collections.abc import Sequence
 import datetime
 
 from grpo_jax import __version__
-from grpo_jax.lab.report import alarms as _alarms
 from grpo_jax.lab.report import gradients as _gradients
-from grpo_jax.lab.report import groups as _groups
 from grpo_jax.lab.report import read as _read
 from grpo_jax.lab.report import sections as _sections
-from grpo_jax.lab.report import settings as _settings
+from grpo_jax.lab.report import transcripts as _transcripts
 from grpo_jax.lab.report import words as _words
-from grpo_jax.lab.report.curves import of_runs as curve_of_runs
+from grpo_jax.lab.report.curves import make_curve
 from grpo_jax.lab.report.page import as_html
 from grpo_jax.lab.report.page import write
 from grpo_jax.lab.report.types import Chart
@@ -42,7 +40,7 @@ from grpo_jax.lab.report.types import Token
 __all__ = (
   'Chart', 'Completion', 'Completions', 'Curve', 'Facts', 'Page', 'Part',
   'Picture', 'Section', 'Table', 'Text', 'Timeline', 'Token', 'as_html',
-  'curve_of_runs', 'of_runs', 'write',
+  'make_curve', 'make_page', 'write',
 )  # fmt: skip
 
 _HOW = (
@@ -62,7 +60,7 @@ _HOW = (
 )
 
 
-def of_runs(workdirs: Sequence[str]) -> Page:
+def make_page(workdirs: Sequence[str]) -> Page:
   """The page about one run, or about several beside each other.
 
   Args:
@@ -77,31 +75,28 @@ def of_runs(workdirs: Sequence[str]) -> Page:
   if not workdirs:
     raise ValueError('There is no run to report on; give a workdir.')
   runs = _read.runs(workdirs)
-  groups, said = _groups.of_runs(runs)
+  groups, said = _read.group_runs(runs)
   charts = _sections.Charts(groups)
   summary = _sections.summary(groups, charts)
-  summary = summary._replace(
-    parts=[*summary.parts, *(Text(one, 'warning') for one in said)]
-  )
+  warnings = [Text(one, 'warning') for one in said]
   sections = [
-    summary,
+    summary._replace(parts=[*summary.parts, *warnings]),
     _sections.learned(charts),
-    _sections.before_and_after(groups),
-    *_sections.diagnostics(charts),
+    _transcripts.before_and_after(groups),
+    *_sections.diagnostics_sections(charts),
     *_gradients.section(groups, charts),
-    _alarms.section(groups, charts),
-    _sections.completions(groups),
-    _settings.method(groups),
+    _sections.alarms(groups, charts),
+    _transcripts.completions(groups),
+    _sections.method(groups),
     _sections.speed(charts),
-    _settings.config(groups),
-    _settings.versions(groups),
+    _sections.config(groups),
+    _sections.versions(groups),
     _sections.others(charts),
     Section('How to read this page', [Text(text) for text in _HOW]),
   ]
-  names = [group.name for group in groups]
-  title = names[0] if len(names) == 1 else ' · '.join(names[:4])
-  if len(names) > 4:
-    title = f'{len(names)} groups of runs'
+  title = ' · '.join(group.name for group in groups)
+  if len(groups) > 4:
+    title = f'{len(groups)} groups of runs'
   now = datetime.datetime.now().astimezone().strftime('%d %B %Y, %H:%M %Z')
   about = (
     f'{_words.plural(len(runs), "run")}, read on {now} by grpo_jax '

@@ -6,21 +6,68 @@ that a spike cannot vanish.
 """
 
 from collections.abc import Sequence
+import functools
 import math
+from typing import NamedTuple
 import warnings
 
 import numpy as np
 
-from grpo_jax.lab.report import intervals
 from grpo_jax.lab.report.types import Curve
 from grpo_jax.lab.report.types import Ends
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+  """A mean, and half the width of its confidence interval."""
+
+  mean: float
+  half: float  # NaN for a single value
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+  r"""The mean of independent values with its 95 % confidence interval.
+
+  .. math:: \bar x \pm t_{0.975, n - 1} \, s / \sqrt n
+
+  with s the standard deviation of the n values and t the quantile of Student's
+  distribution, which is right for few values if they are about normal.
+
+  Args:
+    values: At least one number.
+
+  Returns:
+    An `Interval`.
+
+  >>> round(mean_interval([1.0, 2.0, 3.0]).half, 3)
+  2.484
+  """
+  mean, number = float(np.mean(values)), len(values)
+  if number == 1:
+    return Interval(mean, math.nan)
+  error = float(np.std(values, ddof=1)) / math.sqrt(number)
+  return Interval(mean, _quantile(number) * error)
+
+
+@functools.cache
+def _quantile(number: int) -> float:
+  """Standard errors in half an interval for the mean of at least two values.
+
+  >>> round(_quantile(3), 3)
+  4.303
+  """
+  from scipy import stats  # takes a second to import
+
+  return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1))
+
 
 Points = tuple[np.ndarray, np.ndarray]  # x and values, x ascending
 
 _TENTH = 10
 
 
-def of_runs(
+def make_curve(
   name: str, points: Sequence[Points], most_points: int = 240
 ) -> Curve | None:
   """The curve of runs that differ in their seeds alone.
@@ -37,7 +84,7 @@ def of_runs(
     value.
 
   >>> runs = [([1, 2], [0.0, 1.0]), ([1, 2], [0.5, 2.0])]
-  >>> of_runs('', [tuple(map(np.array, run)) for run in runs]).mean
+  >>> make_curve('', [tuple(map(np.array, run)) for run in runs]).mean
   array([0.25, 1.5 ])
   """
   points = [(x, y) for x, y in points if len(x)]
@@ -56,19 +103,20 @@ def of_runs(
     into = np.minimum((places - places[0]) // width, most_points - 1)
     bins = np.unique(into, return_inverse=True)[1]
   count = int(bins[-1]) + 1
-  of_each = np.full((len(points), count), np.nan)
+  means = np.full((len(points), count), np.nan)
   least, most = np.full(count, np.inf), np.full(count, -np.inf)
   for row, (x, y) in enumerate(points):
     into = bins[np.searchsorted(places, x)]
     number = np.bincount(into, minlength=count)
     with np.errstate(invalid='ignore', divide='ignore'):
-      of_each[row] = np.bincount(into, y, minlength=count) / number
+      means[row] = np.bincount(into, y, minlength=count) / number
     np.minimum.at(least, into, y)
     np.maximum.at(most, into, y)
-  since, until = np.full(count, np.inf), np.full(count, -np.inf)
-  np.minimum.at(since, bins, places)
-  np.maximum.at(until, bins, places)
-  mean, half = _means(of_each)
+  # Places ascend, and so do their bins.
+  ends = places.astype(np.float64)
+  since = ends[np.searchsorted(bins, np.arange(count))]
+  until = ends[np.searchsorted(bins, np.arange(count), 'right') - 1]
+  mean, half = _means(means)
   low, high, band = mean - half, mean + half, ''
   if len(points) > 1:
     band = '95 % interval of the mean over runs'
@@ -84,7 +132,7 @@ def of_runs(
     high,
     least,
     most,
-    of_each if len(points) > 1 else of_each[:0],
+    means if len(points) > 1 else means[:0],
     band,
     _ends(points),
   )
@@ -100,7 +148,7 @@ def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   half = np.full(len(mean), np.nan)
   for n in set(number.tolist()) - {0, 1}:
     same = number == n
-    half[same] = intervals.quantile(n) * deviation[same] / math.sqrt(n)
+    half[same] = _quantile(n) * deviation[same] / math.sqrt(n)
   return mean, half
 
 
@@ -110,14 +158,9 @@ def _ends(points: Sequence[Points]) -> Ends:
   Runs may end at different x. Each counts with a tenth of its own, so that none
   is left out because another goes on for longer.
   """
-  firsts, lasts, noises = [], [], []
-  for _, y in points:
-    size = max(1, len(y) // _TENTH)
-    first, last = y[:size], y[-size:]
-    firsts.append(float(np.mean(first)))
-    lasts.append(float(np.mean(last)))
-    noises.append(max(float(np.std(first)), float(np.std(last))))
-  last = intervals.of_mean(lasts)
-  return Ends(
-    float(np.mean(firsts)), last.mean, float(np.mean(noises)), last.half
-  )
+  sizes = [max(1, len(y) // _TENTH) for _, y in points]
+  tenths = [(y[:n], y[-n:]) for (_, y), n in zip(points, sizes)]
+  noise = [max(np.std(first), np.std(last)) for first, last in tenths]
+  first = np.mean([np.mean(first) for first, _ in tenths])
+  last = mean_interval([float(np.mean(last)) for _, last in tenths])
+  return Ends(float(first), last.mean, float(np.mean(noise)), last.half)

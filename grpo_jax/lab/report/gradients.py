@@ -6,15 +6,16 @@ References:
 """
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 
 from grpo_jax import monitor
-from grpo_jax.lab.report import meanings
 from grpo_jax.lab.report import words
-from grpo_jax.lab.report.groups import Group
+from grpo_jax.lab.report.read import Group
+from grpo_jax.lab.report.read import Run
 from grpo_jax.lab.report.sections import Charts
 from grpo_jax.lab.report.types import Part
 from grpo_jax.lab.report.types import Section
@@ -128,34 +129,29 @@ def section(groups: Sequence[Group], charts: Charts) -> list[Section]:
   """Gradients of prompts, if a run has compared them; else nothing."""
   names = [name for name in charts.left if name.startswith(_PREFIX)]
   first = monitor.GROUPS['gradients of prompts']
-  parts = charts.of([*first, *sorted(set(names) - set(first))])
+  parts = charts.make([*first, *sorted(set(names) - set(first))])
   if not parts:
     return []
-  said: list[Part] = []
-  for group in groups:
-    for run in group.runs:
-      said += _of_run(run)
+  said = [
+    part for group in groups for run in group.runs for part in _phases(run)
+  ]
   return [Section('Gradients of prompts', [*said, Text(_RULE, 'note'), *parts])]
 
 
-def _of_run(run) -> list[Part]:
+def _phases(run: Run) -> list[Part]:
   """The phases of a run, and the means of metrics in each of them."""
-  known = [run.metrics.points(_PREFIX + name) for name in _COLUMNS]
-  noise = run.metrics.points(_PREFIX + 'cosine_noise')
+  wanted = *_COLUMNS, 'cosine_noise'
+  points = [run.metrics.points(_PREFIX + name) for name in wanted]
   # A rollout with fewer than two gradients has no cosines.
-  steps = sorted(
-    set.intersection(*(set(x[0].tolist()) for x in (*known, noise)))
-  )
-  if not steps:
+  steps = functools.reduce(np.intersect1d, [steps for steps, _ in points])
+  if not len(steps):
     return []
-
-  def of(series):
-    place = dict(zip(series[0].tolist(), series[1].tolist(), strict=True))
-    return np.array([place[step] for step in steps])
-
-  series = [of(one) for one in known]
-  by_name = dict(zip(_COLUMNS, series, strict=True))
-  found = phases(by_name['reward_std'], by_name['cosine_std'], of(noise))
+  by_name = {
+    name: values[np.isin(at, steps)]
+    for name, (at, values) in zip(wanted, points)
+  }
+  noise = by_name.pop('cosine_noise')
+  found = phases(by_name['reward_std'], by_name['cosine_std'], noise)
   if found.second is None:
     return [Text(f'{run.name}: {found.reason}')]
   begins = [0, found.second, found.third or len(steps), len(steps)]
@@ -164,7 +160,7 @@ def _of_run(run) -> list[Part]:
       name,
       f'{steps[start]:,} to {steps[end - 1]:,}',
       *(
-        words.number(one[start:end].mean(), meanings.unit(_PREFIX + column))
+        words.number(one[start:end].mean(), words.unit(_PREFIX + column))
         for column, one in by_name.items()
       ),
     )
@@ -173,6 +169,6 @@ def _of_run(run) -> list[Part]:
   ]
   number = words.plural(len(rows), 'phase')
   title = f'{number} of {run.name}, by {len(steps):,} measured rollouts'
-  head = [meanings.label(_PREFIX + name) for name in _COLUMNS]
+  head = [words.label(_PREFIX + name) for name in _COLUMNS]
   table = Table(title, ('phase', 'rollouts', *head), rows)
   return [table, *([Text(found.reason)] if found.reason else [])]

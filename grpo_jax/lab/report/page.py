@@ -2,21 +2,25 @@
 
 import base64
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
 import hashlib
 from importlib import resources
 import itertools
+import math
 import os
 import pathlib
 import re
 
+import numpy as np
+
 from grpo_jax.config import whole_files
 from grpo_jax.lab.report import svg
-from grpo_jax.lab.report import tokens
 from grpo_jax.lab.report import words
 from grpo_jax.lab.report.types import Chart
+from grpo_jax.lab.report.types import Completion
 from grpo_jax.lab.report.types import Completions
 from grpo_jax.lab.report.types import Facts
 from grpo_jax.lab.report.types import Page
@@ -26,6 +30,7 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.lab.report.types import Timeline
+from grpo_jax.lab.report.types import Token
 
 _NUMBER = re.compile(
   r'[-+−]?[\d,.]+(e[-+]?\d+)?(\s?%)?( ± [\d.e+-]+(\s?%)?)?|-'
@@ -66,7 +71,7 @@ def as_html(page: Page) -> str:
     for part in section.parts
     if isinstance(part, Completions)
   ]
-  write_part = functools.partial(_part, numbers, tokens.scales(blocks))
+  write_part = functools.partial(_part, numbers, _token_scales(blocks))
   sections = ''.join(
     _section(section, f'section-{place}', write_part)
     for place, section in enumerate(page.sections, start=1)
@@ -118,7 +123,7 @@ def _parts(
     some = list(some)
     written = ''.join(map(write_part, some))
     # Above the first completions whose tokens have colours.
-    if not keyed and any(map(tokens.are_known, some)):
+    if not keyed and any(map(are_known, some)):
       keyed = True
       yield write_part(_KEY)
     name = {Chart: 'charts', Completions: 'blocks'}.get(kind)
@@ -129,22 +134,26 @@ _KEY = Text('', 'key')  # where the colours of tokens are explained
 
 
 def _part(
-  numbers: Iterator[int], of_scales: tuple[float, float], part: Part
+  numbers: Iterator[int], scales: tuple[float, float], part: Part
 ) -> str:
-  if isinstance(part, Chart):
-    return svg.chart(part, next(numbers))
-  if isinstance(part, Facts):
-    return _facts(part)
-  if isinstance(part, Timeline):
-    return svg.timeline(part)
-  if isinstance(part, Table):
-    return _table(part)
-  if isinstance(part, Picture):
-    return _picture(part)
-  if isinstance(part, Completions):
-    return tokens.block(part, of_scales)
-  if part is _KEY:
-    return tokens.key(of_scales)
+  match part:
+    case Chart():
+      return svg.chart(part, next(numbers))
+    case Timeline():
+      return svg.timeline(part)
+    case Facts():
+      return _facts(part)
+    case Table():
+      return _table(part)
+    case Picture():
+      return _picture(part)
+    case Completions():
+      return _completions(part, scales)
+    case Text():
+      return _token_key(scales) if part is _KEY else _text(part)
+
+
+def _text(part: Text) -> str:
   if part.kind == 'heading':
     return f'<h3>{words.escaped(part.text)}</h3>'
   kind = f' class="{part.kind}"' if part.kind else ''
@@ -176,13 +185,11 @@ def _picture(part: Picture) -> str:
 def _table(part: Table) -> str:
   head = ''.join(f'<th scope="col">{words.escaped(x)}</th>' for x in part.head)
   rows = []
-  columns = list(zip(*part.rows))
   classes = [
     ' class="number"' if all(map(_NUMBER.fullmatch, column)) else ''
-    for column in columns
+    for column in zip(*part.rows)
   ]
-  for row in part.rows:
-    first, *rest = row
+  for first, *rest in part.rows:
     cells = ''.join(
       f'<td{kind}>{words.escaped(cell)}</td>'
       for kind, cell in zip(classes[1:], rest)
@@ -198,3 +205,109 @@ def _table(part: Table) -> str:
   if part.folded:
     return f'<details><summary>{title}</summary>{table}</details>'
   return (f'<h3>{title}</h3>' if title else '') + table
+
+
+LEVELS = 5  # shades on each side of 0
+
+
+def _token_scales(all_shown: Iterable[Completions]) -> tuple[float, float]:
+  """What the darkest shade stands for, of coefficients and of log-ratios.
+
+  All completions of a page have the same: the 95th percentile of the sizes.
+  """
+  tokens = [
+    token
+    for shown in all_shown
+    for completion in shown.completions
+    for token in completion.tokens
+  ]
+  return (
+    _scale([token.coefficient for token in tokens]),
+    _scale([token.log_ratio for token in tokens]),
+  )
+
+
+def are_known(part: Part) -> bool:
+  """Whether a part has completions whose tokens have colours."""
+  return isinstance(part, Completions) and any(
+    one.tokens for one in part.completions
+  )
+
+
+def _scale(values: Sequence[float]) -> float:
+  sizes = np.abs([value for value in values if math.isfinite(value)])
+  sizes = sizes[sizes > 0]
+  return float(np.percentile(sizes, 95)) if len(sizes) else 1.0
+
+
+def _completions(shown: Completions, scales: tuple[float, float]) -> str:
+  """The completions of one prompt."""
+  answer = ''
+  if shown.answer is not None:
+    answer = f'<p class="answer">answer: {words.escaped(shown.answer)}</p>'
+  kind = 'completions beside' if shown.beside else 'completions'
+  inner = ''.join(_completion(one, scales) for one in shown.completions)
+  return (
+    f'<article class="{kind}"><p class="prompt">'
+    f'{words.escaped(shown.prompt)}</p>{answer}'
+    f'<div class="each">{inner}</div></article>'
+  )
+
+
+def _token_key(scales: tuple[float, float]) -> str:
+  """What the colours mean, and the choice between the two."""
+  coefficient, ratio = (words.number(scale) for scale in scales)
+  shades = ''.join(
+    f'<i class="a{k}">&nbsp;</i>' for k in range(-LEVELS, LEVELS + 1)
+  )
+  return (
+    '<div class="key"><fieldset><legend>Colour of a token</legend>'
+    '<label><input type="radio" name="shade" value="coefficient" checked> '
+    'coefficient: weight times advantage</label>'
+    '<label><input type="radio" name="shade" value="ratio"> log-ratio after '
+    'the update, nats</label></fieldset>'
+    '<p class="notes">∎ is a token without a text, such as the end of a '
+    'completion.</p>'
+    f'<p class="shades"><span class="by-coefficient">−{coefficient} {shades} '
+    f'+{coefficient}</span><span class="by-ratio">−{ratio} {shades} +{ratio}'
+    '</span></p></div>'
+  )
+
+
+def _completion(one: Completion, scales: tuple[float, float]) -> str:
+  label = [one.label] if one.label else []
+  judged = math.isfinite(one.reward)
+  label.append(f'reward {words.number(one.reward)}' if judged else 'not judged')
+  if one.tokens:
+    body = ''.join(_token(token, scales) for token in one.tokens)
+    values = ' '.join(
+      f'{token.coefficient:.3g},{token.log_ratio:.3g}' for token in one.tokens
+    )
+    text = (
+      '<pre class="tokens" tabindex="0" role="group" aria-label="Tokens; arrow '
+      f'keys read their values" data-values="{values}">{body}</pre>'
+    )
+  else:
+    text = f'<pre>{words.escaped(one.text) or "<em>empty</em>"}</pre>'
+  reading = '<span class="reading"></span>' if one.tokens else ''
+  note = f'<p class="notes">{words.escaped(one.note)}</p>' if one.note else ''
+  return (
+    '<div class="completion"><p class="label">'
+    f'{words.escaped(", ".join(label))} {reading}</p>{text}{note}</div>'
+  )
+
+
+def _token(token: Token, scales: tuple[float, float]) -> str:
+  pair = token.coefficient, token.log_ratio
+  a, r = (_level(x, scale) for x, scale in zip(pair, scales))
+  # A token without a text, such as the end of a completion, is to be seen too.
+  text = words.escaped(token.text).replace('\n', '↵\n') or '<b>∎</b>'
+  return f'<i class="a{a} r{r}">{text}</i>'
+
+
+def _level(value: float, scale: float) -> int:
+  """The shade of a value, from -LEVELS to LEVELS; 0 for exactly 0 alone."""
+  if not math.isfinite(value) or value == 0:
+    return 0
+  size = min(LEVELS, math.ceil(LEVELS * abs(value) / scale))
+  return int(math.copysign(max(size, 1), value))

@@ -1,20 +1,22 @@
-"""The sections of a page about runs, but for those about their settings."""
+"""The sections of a page about runs, but for completions and gradients."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from grpo_jax import config as config_lib
+from grpo_jax import diagnostics
 from grpo_jax import monitor
-from grpo_jax.lab.report import meanings
-from grpo_jax.lab.report import silence
+from grpo_jax.config import plain_text
+from grpo_jax.lab import audits
+from grpo_jax.lab.report import read
 from grpo_jax.lab.report import svg
-from grpo_jax.lab.report import tokens
-from grpo_jax.lab.report import transcripts
 from grpo_jax.lab.report import words
-from grpo_jax.lab.report.groups import Group
+from grpo_jax.lab.report.read import Group
 from grpo_jax.lab.report.read import Run
 from grpo_jax.lab.report.types import Chart
 from grpo_jax.lab.report.types import Ends
@@ -23,18 +25,27 @@ from grpo_jax.lab.report.types import Part
 from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
-from grpo_jax.rollouts import parquet
+from grpo_jax.lab.report.types import Timeline
 from grpo_jax.run.build import about
-from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.keep import records
 
 _POINTS = 60, 240  # of a curve, at least and at most
 _BYTES = 3_000_000  # that all charts may take, about
-_FILES = 3  # groups of runs of which completions are shown
 _AXIS = 'elapsed_secs', 'step'  # what is no metric of a chart
 _LEARNED = 'reward', 'heldout_accuracy'
+_LISTED = 8  # rollouts with alarms of one kind
+_LONGEST = 200  # characters of a value
+_NO_ROLLOUT = 'No rollout has a line in metrics.jsonl yet.'
 _OWN_TENTHS = (
   'Runs of a group have different numbers of rollouts. Each counts with its '
   'own first and last tenth.'
+)
+_ALARMS_NOTE = (
+  'Found again from metrics.jsonl with the limits of each config. An alarm '
+  'speaks when its condition begins, and again only after ten rollouts without '
+  'it. A value that was not finite stands there as null, and raises none here; '
+  'a metric that has no numbers any more is marked where they end.'
 )
 
 
@@ -47,58 +58,48 @@ class Charts:
 
   def __init__(self, groups: Sequence[Group]):
     self._groups = groups
-    names = [
-      name
-      for group in groups
-      for run in group.runs
-      for name in run.metrics.values
-      if name not in _AXIS
-    ]
-    self.left = dict.fromkeys(names)
-    self.constant: dict[str, float] = {}
-    for name in list(self.left):
-      values = self._values(name)
-      if name not in _LEARNED and len(values) > 1 and np.ptp(values) == 0:
-        self.constant[name] = float(values[0])
-        del self.left[name]
-    if 'accuracy' in self.left and self._equal('accuracy', 'reward'):
-      del self.left['accuracy']  # the reward is 1 for a right answer, else 0
+    self._runs = [run for group in groups for run in group.runs]
+    names = [name for run in self._runs for name in run.metrics.values]
+    self.left = dict.fromkeys(name for name in names if name not in _AXIS)
+    values = {name: self._values(name) for name in self.left}
+    self.constant = {
+      name: float(found[0])
+      for name, found in values.items()
+      if name not in _LEARNED and len(found) > 1 and np.ptp(found) == 0
+    }
+    for name in self.constant:
+      del self.left[name]
+    # The reward is 1 for a right answer, else 0.
+    if 'accuracy' in self.left and np.array_equal(
+      values['accuracy'], self._values('reward')
+    ):
+      del self.left['accuracy']
     # About the bytes that a point takes, written as a number and drawn.
-    of_point = sum(80 + 25 * len(group.runs) for group in groups)
-    points = _BYTES / (of_point * max(1, len(self.left)))
+    point_bytes = sum(80 + 25 * len(group.runs) for group in groups)
+    points = _BYTES / (point_bytes * max(1, len(self.left)))
     self.most_points = int(np.clip(points, *_POINTS))
     # One axis for all, so that they can be compared.
-    self._range = 0, max(1, *(run.done for g in groups for run in g.runs), 1)
+    self._range = 0, max(1, *(run.done for run in self._runs), 1)
 
-  def of(self, names: Iterable[str]) -> list[Part]:
+  def make(self, names: Iterable[str]) -> list[Part]:
     """Charts of those metrics that have numbers, and no chart yet."""
-    found = [self._of(name) for name in names if name in self.left]
+    found = [self._chart(name) for name in names if name in self.left]
     return [chart for chart in found if chart]
 
-  def rest(self) -> list[Part]:
-    """Charts of all metrics that have none yet."""
-    return self.of(sorted(self.left))
-
   def _values(self, name: str) -> np.ndarray:
-    values = [r.metrics.points(name)[1] for g in self._groups for r in g.runs]
-    return np.concatenate(values)
+    return np.concatenate([run.metrics.points(name)[1] for run in self._runs])
 
-  def _equal(self, name: str, other: str) -> bool:
-    values, others = self._values(name), self._values(other)
-    return len(values) == len(others) and bool(np.all(values == others))
-
-  def _of(self, name: str) -> Chart | None:
+  def _chart(self, name: str) -> Chart | None:
     del self.left[name]
     made = [group.curve(name, self.most_points) for group in self._groups]
     curves = [curve for curve in made if curve]
     if not curves:
       return None
-    runs = [run for group in self._groups for run in group.runs]
-    called = meanings.called(name, _is_graded(runs))
-    unit = meanings.unit(called)
-    lines = sum(len(run.metrics.steps) for run in runs)
+    called = words.called(name, _is_graded(self._runs))
+    unit = words.unit(called)
+    lines = sum(len(run.metrics.steps) for run in self._runs)
     known, notes = len(self._values(name)), []
-    if known < lines - len(runs):  # step 0 has few numbers
+    if known < lines - len(self._runs):  # step 0 has few numbers
       notes.append(
         f'Measured in {known:,} of {words.plural(lines, "rollout")}.'
       )
@@ -106,9 +107,9 @@ class Charts:
       whose = f'{group.name}: ' if len(self._groups) > 1 else ''
       notes += [whose + note for note in _uneven(group, name)]
     return Chart(
-      words.message(meanings.label(called), unit, curves)
-      + silence.ending(runs, name),
-      meanings.measured(called),
+      words.message(words.label(called), unit, curves)
+      + read.silence_ending(self._runs, name),
+      words.measured(called),
       curves,
       unit,
       name,
@@ -123,24 +124,23 @@ def _is_graded(runs: Sequence[Run]) -> bool:
   return any(len(run.metrics.points('heldout_graded')[0]) for run in runs)
 
 
-def _uneven(group: Group, name: str) -> list[str]:
+def _uneven(group: Group, name: str) -> Iterator[str]:
   """What must be known of a mean over runs that do not all go on to its end."""
   ends = [x[-1] for run in group.runs if len(x := run.metrics.points(name)[0])]
-  missing, said = len(group.runs) - len(ends), []
+  missing = len(group.runs) - len(ends)
   if missing and ends:
     left = 'has' if missing == 1 else 'have'
-    said.append(f'{missing:,} of {len(group.runs):,} runs {left} no number.')
+    yield f'{missing:,} of {len(group.runs):,} runs {left} no number.'
   if len({*ends}) > 1:
-    said.append(
+    yield (
       f'Runs end at rollouts {min(ends):,} to {max(ends):,}. Beyond its end a '
       'run is not in the mean; the title compares tenths of each run.'
     )
-  return said
 
 
 def learned(charts: Charts) -> Section:
   """Reward and accuracy."""
-  parts = charts.of(_LEARNED)
+  parts = charts.make(_LEARNED)
   rewards = [
     name
     for name in charts.left
@@ -148,177 +148,61 @@ def learned(charts: Charts) -> Section:
     and not name.endswith(config_lib.REWARD_METRICS)
   ]
   if len(rewards) > 1:
-    parts += charts.of(rewards)
-  if not parts:
-    parts = [Text('No rollout has a line in metrics.jsonl yet.', 'warning')]
-  return Section('What was learned', parts)
+    parts += charts.make(rewards)
+  return Section('What was learned', parts or [Text(_NO_ROLLOUT, 'warning')])
 
 
-def diagnostics(charts: Charts) -> list[Section]:
+def diagnostics_sections(charts: Charts) -> list[Section]:
   """What is measured beside the reward."""
   rows = monitor.GROUPS
-  policy = [*rows['policy'], 'kl_rollout', 'sampler_gap']
-  optimizer = [
-    *rows['optimizer'], 'adam_carried_update_cosine', 'adam_grad_update_cosine',
-  ]  # fmt: skip
-  clipped = [
-    *rows['clipped tokens, per update'], 'overshoot_positive', 'ends_clipped',
-  ]  # fmt: skip
-  found = {
-    'Answers': charts.of(rows['answers']),
-    'Policy: entropy, KL, clipping': charts.of(policy),
-    'Optimizer': charts.of(optimizer),
-    'Clipped tokens: coasting and overshoot': charts.of(clipped),
-  }
+  metrics = {
+    'Answers': rows['answers'],
+    'Policy: entropy, KL, clipping': [
+      *rows['policy'], 'kl_rollout', 'sampler_gap',
+    ],
+    'Optimizer': [
+      *rows['optimizer'], 'adam_carried_update_cosine',
+      'adam_grad_update_cosine',
+    ],
+    'Clipped tokens: coasting and overshoot': [
+      *rows['clipped tokens, per update'], 'overshoot_positive',
+      'ends_clipped',
+    ],
+  }  # fmt: skip
+  found = {title: charts.make(names) for title, names in metrics.items()}
   return [Section(title, parts) for title, parts in found.items() if parts]
 
 
 def speed(charts: Charts) -> Section:
   """Throughput and memory."""
-  parts = charts.of(monitor.GROUPS['speed'])
-  if not parts:
-    parts = [Text('No rollout has a line in metrics.jsonl yet.')]
+  parts = charts.make(monitor.GROUPS['speed']) or [Text(_NO_ROLLOUT)]
   return Section('Throughput and memory', parts)
 
 
 def others(charts: Charts) -> Section:
   """All that has no place elsewhere."""
-  parts: list[Part] = []
-  if charts.constant:
-    said = ', '.join(
-      f'{name} = {words.number(value)}'
-      for name, value in sorted(charts.constant.items())
-    )
-    parts.append(Text(f'The same in every rollout: {said}.'))
-  return Section('All other metrics', [*parts, *charts.rest()], folded=True)
-
-
-def before_and_after(groups: Sequence[Group]) -> Section:
-  """Greedy answers to the same held-out problems, early and late."""
-  parts: list[Part] = []
-  for group in groups[:_FILES]:
-    run = group.first
-    files = parquet.files(run.path / 'evaluations')
-    if len(files) < 2:
-      continue
-    right = run.config.evaluation.right_reward if run.config else 1.0
-    found = transcripts.between(files[0], files[-1], right)
-    if found is None:
-      continue
-    of = f' ({run.name})' if len(groups) > 1 or len(group.runs) > 1 else ''
-    total = sum(found[1:5])
-    within = words.plural(found.steps[1] - found.steps[0], 'rollout')
-    parts.append(
-      Table(
-        f'Within {within}, {found.became_right:,} of '
-        f'{words.plural(total, "problem")} became right and '
-        f'{found.became_wrong:,} became wrong{of}',
-        ('', 'then right', 'then wrong'),
-        [
-          ('first right', f'{found.stayed_right:,}', f'{found.became_wrong:,}'),
-          ('first wrong', f'{found.became_right:,}', f'{found.stayed_wrong:,}'),
-        ],
-      )
-    )
-    parts.append(Text('The first of each kind, answered greedily:', 'note'))
-    parts += found.shown
-  if not parts:
-    parts = [
-      Text(
-        'No two evaluations with problems in common were written. A run with '
-        'held-out problems (data.heldout) writes its greedy answers to them '
-        'unless log.completions_every_steps is 0.'
-      )
-    ]
-  else:
-    parts = [*_written(groups), *parts]
-  parts = [*_chosen(groups), *parts]
-  return Section('The same problems, before and after', parts)
-
-
-def _chosen(groups: Sequence[Group]) -> list[Part]:
-  """Of which groups and runs completions are shown, if not of all."""
-  said = []
-  if len(groups) > _FILES:
-    said.append(
-      f'Only the first {_FILES} of {len(groups)} groups are read here.'
-    )
-  firsts = [g.first.name for g in groups[:_FILES] if len(g.runs) > 1]
-  if firsts:
-    said.append(
-      'Of runs that differ in nothing but their seeds one is read here: '
-      f'{", ".join(firsts)}.'
-    )
-  return [Text(' '.join(said), 'note')] if said else []
-
-
-def _written(groups: Sequence[Group]) -> list[Part]:
-  """What a reader of completions must know of the data."""
-  configs = [run.config for group in groups for run in group.runs]
-  notes = {about.note(config) for config in configs if config} - {''}
-  return [Text(f'In the data {note}.', 'note') for note in sorted(notes)]
-
-
-def completions(groups: Sequence[Group]) -> Section:
-  """Sampled completions, with what the updates did to each token."""
-  parts: list[Part] = []
-  for group in groups[:_FILES]:
-    run = group.first
-    files = parquet.files(run.path / 'completions')
-    decode = _decode(run)
-    for file in dict.fromkeys([*files[:1], *files[-1:]]):
-      shown = transcripts.of_training(file, decode, prompts=3)
-      step = int(file.stem.rpartition('_')[2])
-      of = f' of {run.name}' if len(groups) > 1 or len(group.runs) > 1 else ''
-      if shown:
-        parts.append(Text(f'Rollout {step:,}{of}', 'heading'))
-        parts += shown
-  if not parts:
-    parts = [
-      Text(
-        'None were written, or none can be read: log.completions_every_steps '
-        'says how often.'
-      )
-    ]
-    return Section('Completions', [*_chosen(groups), *parts])
-  parts = [*_chosen(groups), *_written(groups), *parts]
-  if not any(map(tokens.are_known, parts)):
-    parts.insert(
-      0,
-      Text(
-        'What the updates did to each token was not measured; a run with '
-        '--config.log.token_effects=True does.'
-      ),
-    )
-  return Section('Completions', parts)
-
-
-def _decode(run) -> Callable[[Sequence[int]], str] | None:
-  """What turns ids into text; None if the tokenizer cannot be had here."""
-  if run.config is None:
-    return None
-  try:
-    tokenizer = build_data.tokenizer_of(run.config)
-  # The files may be gone, or the tokenizer was given in Python.
-  except (ValueError, OSError, ImportError):
-    return None
-  return tokenizer.decode
+  said = ', '.join(
+    f'{name} = {words.number(value)}'
+    for name, value in sorted(charts.constant.items())
+  )
+  parts = [Text(f'The same in every rollout: {said}.')] if said else []
+  parts += charts.make(sorted(charts.left))
+  return Section('All other metrics', parts, folded=True)
 
 
 def summary(groups: Sequence[Group], charts: Charts) -> Section:
   """The numbers that matter most, of each group."""
-  rows: list[tuple[str, ...]] = [
-    ('runs', *(_seeds(group) for group in groups)),
-    ('rollouts', *(_done(group) for group in groups)),
-  ]
+  runs = [run for group in groups for run in group.runs]
+  heldout = words.called('heldout_accuracy', _is_graded(runs))
+  unit = words.unit(heldout)
 
-  def add(name: str, label: str, shown: Callable[[Ends], str]) -> None:
+  def row(name: str, label: str, shown: Callable[[Ends], str]):
+    """The row of a metric; none if no group has a number."""
     curves = [group.curve(name, charts.most_points) for group in groups]
-    if any(curves):
-      cells = [
-        shown(curve.end) if curve and curve.end else '-' for curve in curves
-      ]
-      rows.append((label, *cells))
+    cells = [
+      shown(curve.end) if curve and curve.end else '-' for curve in curves
+    ]
+    return [(label, *cells)] if any(curves) else []
 
   def last(end: Ends) -> str:
     return words.with_half(end.last, end.half)
@@ -327,20 +211,22 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
     later = words.with_half(end.last, end.half, unit)
     return f'{words.number(end.first, unit)} → {later}'
 
-  def alone(end: Ends) -> str:
-    return words.number(end.last)
-
-  add('reward', 'reward, last tenth', last)
-  graded = _is_graded([run for group in groups for run in group.runs])
-  heldout = meanings.called('heldout_accuracy', graded)
-  unit = meanings.unit(heldout)
-  add('heldout_accuracy', f'{meanings.label(heldout)}, first to last', accuracy)
-  add('entropy', 'entropy, last tenth, nats', last)
-  rows.append(('time', *(_time(group) for group in groups)))
-  for name in ('sample_tokens_per_sec', 'learn_tokens_per_sec'):
-    add(name, f'{meanings.label(name)}, tokens/s', alone)
-  for name in ('device_peak_gib', 'host_peak_gib'):
-    add(name, f'{meanings.label(name)}, GiB', alone)
+  rows: list[tuple[str, ...]] = [
+    ('runs', *map(_seeds, groups)),
+    ('rollouts', *map(_done, groups)),
+    *row('reward', 'reward, last tenth', last),
+    *row(
+      'heldout_accuracy', f'{words.label(heldout)}, first to last', accuracy
+    ),
+    *row('entropy', 'entropy, last tenth, nats', last),
+    ('time', *map(_time, groups)),
+  ]
+  for name, in_unit in (
+    ('sample_tokens_per_sec', 'tokens/s'), ('learn_tokens_per_sec', 'tokens/s'),
+    ('device_peak_gib', 'GiB'), ('host_peak_gib', 'GiB'),
+  ):  # fmt: skip
+    label = f'{words.label(name)}, {in_unit}'
+    rows += row(name, label, lambda end: words.number(end.last))
   parts: list[Part] = [
     Table('', ('', *(group.name for group in groups)), rows)
     if len(groups) > 1
@@ -348,28 +234,26 @@ def summary(groups: Sequence[Group], charts: Charts) -> Section:
   ]
   if any(len({run.done for run in group.runs}) > 1 for group in groups):
     parts.append(Text(_OWN_TENTHS, 'note'))
-  for group in groups:
-    for run in group.runs:
-      silent = [silence.sentence(run, one) for one in silence.of_run(run)]
-      wrong = [*run.troubles, *silent]
-      parts += [Text(f'{run.name}: {x}', 'warning') for x in wrong]
+  for run in runs:
+    silent = [
+      read.silence_sentence(run, one) for one in read.find_silences(run)
+    ]
+    wrong = [*run.troubles, *silent]
+    parts += [Text(f'{run.name}: {said}', 'warning') for said in wrong]
   return Section('Summary', parts)
 
 
 def _seeds(group: Group) -> str:
   seeds = ', '.join(str(run.saved.get('seed')) for run in group.runs)
-  return (
-    f'{len(group.runs)} ({"seed" if len(group.runs) == 1 else "seeds"} {seeds})'
-  )
+  noun = 'seed' if len(group.runs) == 1 else 'seeds'
+  return f'{len(group.runs)} ({noun} {seeds})'
 
 
 def _done(group: Group) -> str:
-  done = [run.done for run in group.runs]
+  ends = sorted({run.done for run in group.runs})
+  span = ' to '.join(f'{end:,}' for end in dict.fromkeys((ends[0], ends[-1])))
   wanted = group.first.saved.get('steps')
-  span = (
-    f'{min(done):,}' if len({*done}) == 1 else f'{min(done):,} to {max(done):,}'
-  )
-  if isinstance(wanted, int) and min(done) < wanted:
+  if isinstance(wanted, int) and ends[0] < wanted:
     return f'{span} of {wanted:,}: not at the end'
   return span
 
@@ -380,7 +264,162 @@ def _time(group: Group) -> str:
     for run in group.runs
     if len(values := run.metrics.points('elapsed_secs')[1])
   ]
-  if not secs:
-    return '-'
   each = ' each' if len(secs) > 1 else ''
-  return f'{words.duration(sum(secs) / len(secs))}{each}'
+  return words.duration(sum(secs) / len(secs)) + each if secs else '-'
+
+
+def method(groups: Sequence[Group]) -> Section:
+  """What an audit finds of each method, in words."""
+  named: dict[str, config_lib.Config] = {}
+  for config in (group.first.config for group in groups):
+    if config:
+      kwargs = config.learner.method_kwargs
+      given = ', '.join(f'{name}={value!r}' for name, value in kwargs.items())
+      named.setdefault(f'{config.learner.method}({given})', config)
+  parts = [_audit(name, config) for name, config in named.items()]
+  note = Text(
+    'Measured by evaluating the method on small batches; grpo-jax audit METHOD '
+    'does the same.',
+    'note',
+  )
+  unread = Text('The config cannot be read here.', 'warning')
+  return Section('The method, in words', [*(parts or [unread]), note])
+
+
+def _audit(name: str, config: config_lib.Config) -> Part:
+  try:
+    made = build_method.method_of(config)
+    rows = audits.lines('method', diagnostics.audit(made))
+  except Exception as error:  # a method of the user's own may raise anything
+    said = ' '.join(plain_text.said(error).split())
+    return Text(f'{name} cannot be audited here ({said}).', 'warning')
+  return Table(name, (), rows)
+
+
+def config(groups: Sequence[Group]) -> Section:
+  """What the groups differ in, and what they have in common."""
+  firsts = [group.first for group in groups]
+  differ = read.differing(firsts)
+  usual = records.flat(config_lib.Config())
+  flat = config_lib.flat(firsts[0].saved)
+  where = '' if len(firsts) == 1 else f' in {firsts[0].name}'
+  parts: list[Part] = [
+    Table(
+      f'Fields that are not at their defaults{where}',
+      ('field', 'value', 'default'),
+      [
+        (name, _shown(value), _shown(usual.get(name)))
+        for name, value in flat.items()
+        if value != usual.get(name) and name not in (*differ, 'seed')
+      ],
+    ),
+    Table(
+      f'All {len(flat)} fields{where}',
+      ('field', 'value'),
+      [(name, _shown(value)) for name, value in flat.items()],
+      folded=True,
+    ),
+  ]
+  if differ:
+    fields = [read.learned(run) for run in firsts]
+    rows = [
+      (name, *(_shown(one.get(name)) for one in fields)) for name in differ
+    ]
+    head = ('field', *(group.name for group in groups))
+    parts.insert(0, Table('Where the groups differ', head, rows))
+  return Section('Config', parts)
+
+
+def versions(groups: Sequence[Group]) -> Section:
+  """Packages, machines and starts of every run."""
+  cells = {
+    run.name: _versions(run.starts) for group in groups for run in group.runs
+  }
+  rows = []
+  for name in dict.fromkeys(name for one in cells.values() for name in one):
+    values = {run: one.get(name, '-') for run, one in cells.items()}
+    if len({*values.values()}) == 1:
+      rows.append((name, next(iter(values.values()))))
+    else:
+      rows += [(f'{name}, {run}', value) for run, value in values.items()]
+  if not rows:
+    return Section('Versions', [Text('There is no versions.json.', 'warning')])
+  said = 'Of the last start' + (' of each run.' if len(cells) > 1 else '.')
+  return Section('Versions', [Text(said, 'note'), Table('', (), rows)])
+
+
+def _versions(starts: Sequence[dict[str, Any]]) -> dict[str, str]:
+  """What is known of the last start, by what it is."""
+  if not starts:
+    return {}
+  last = starts[-1]
+  found = {
+    'started': last.get('time', '-'),
+    'starts': len(starts),
+    'devices': last.get('devices', '-'),
+    'processes': last.get('processes', '-'),
+    'Python': last.get('python', '-'),
+    'git revision': last.get('git', '-'),
+  }
+  if isinstance(packages := last.get('packages'), dict):
+    found |= packages
+  return {str(name): str(value) for name, value in found.items()}
+
+
+def _shown(value: Any) -> str:
+  text = 'none' if value is None else str(value)
+  return f'{text[:_LONGEST]} …' if len(text) > _LONGEST else text or "''"
+
+
+def alarms(groups: Sequence[Group], charts: Charts) -> Section:
+  """All alarms over the rollouts, and what each said first."""
+  rows: dict[str, list[float]] = {}
+  # For each run and kind: the rollouts, and what was said first.
+  said: dict[tuple[str, str], tuple[list[int], str]] = {}
+  runs = [(group, run) for group in groups for run in group.runs]
+  for group, run in runs:
+    for kind, step, sentence in _alarms(run):
+      row = f'{kind} · {group.name}' if len(groups) > 1 else kind
+      rows.setdefault(row, []).append(step)
+      said.setdefault((run.name, kind), ([], sentence))[0].append(step)
+  unknown = sum(run.config is None for _, run in runs)
+  parts: list[Part] = []
+  if unknown:
+    left = words.plural(unknown, 'run')
+    parts.append(Text(f'The config of {left} cannot be read here.', 'warning'))
+  elif not said:
+    parts.append(Text('None: no metric was beyond its limit in config.log.'))
+  if said:
+    number = words.plural(sum(map(len, rows.values())), 'alarm')
+    last = max(1, *(run.done for _, run in runs))
+    listed = [
+      (name, _listed(steps), sentence)
+      for (name, _), (steps, sentence) in said.items()
+    ]
+    parts += [
+      Timeline(f'{number}, by rollout', list(rows.items()), 0, last),
+      Table('What each said first', ('run', 'rollouts', 'alarm'), listed),
+    ]
+  problems = charts.make(monitor.GROUPS['problems'])
+  return Section('Alarms', [*parts, *problems, Text(_ALARMS_NOTE, 'note')])
+
+
+def _alarms(run: Run) -> Iterator[tuple[str, int, str]]:
+  """Kind, rollout and sentence of each alarm, and where metrics fall silent."""
+  # Those that the terminal has shown; none without a config.
+  if run.config:
+    replays = bool(run.starts and run.starts[-1].get('replays'))
+    judge = monitor.Alarms(about.monitored(run.config).limits, replays)
+    for step, scalars in run.metrics.records():
+      for metric, sentence in judge.begun(scalars):
+        yield words.label(metric), step, sentence
+  for one in read.find_silences(run):
+    # Each has a sentence of its own, which names its metrics.
+    yield 'no more numbers', one.since, read.silence_sentence(run, one)
+
+
+def _listed(steps: Sequence[int]) -> str:
+  """The first of some rollouts, and how many more there are."""
+  shown = ', '.join(f'{step:,}' for step in steps[:_LISTED])
+  more = len(steps) - _LISTED
+  return f'{shown} and {more:,} more' if more > 0 else shown

@@ -130,14 +130,6 @@ def timeline(made: Timeline) -> str:
   )
 
 
-def swatch(number: int) -> str:
-  """A short piece of the line of a curve, by its place in the chart."""
-  return (
-    f'<svg class="swatch" viewBox="0 0 28 6" aria-hidden="true"><path class="'
-    f'line {_look(number)}" d="M0 3H28"/></svg>'
-  )
-
-
 def _look(number: int) -> str:
   """The classes of a curve: its colour and, once all are taken, its dashes.
 
@@ -157,8 +149,11 @@ def log_suits(curves: Sequence[Curve], unit: str) -> bool:
 
 
 def _legend(names: Sequence[str]) -> str:
+  """Each name behind a short piece of the line of its curve."""
   items = [
-    f'<li>{swatch(k)}{words.escaped(name)}</li>' for k, name in enumerate(names)
+    '<li><svg class="swatch" viewBox="0 0 28 6" aria-hidden="true"><path '
+    f'class="line {_look(k)}" d="M0 3H28"/></svg>{words.escaped(name)}</li>'
+    for k, name in enumerate(names)
   ]
   return f'<ul class="legend">{"".join(items)}</ul>'
 
@@ -205,13 +200,12 @@ def _curve(curve: Curve, look: str, x: Scale, y: Scale) -> tuple[str, str]:
     if len(top) > 1:
       band += f'M{_joined(top + bottom)}Z'
   lines = [
-    f'<path class="run {look}" d="{_line(across, up(run), run)}"/>'
-    for run in curve.runs
+    f'<path class="{kind} {look}" d="{_line(across, up(values), values)}"/>'
+    for kind, values in (
+      *(('run', run) for run in curve.runs),
+      ('line', curve.mean),
+    )
   ]
-  lines.append(
-    f'<path class="line {look}" d="'
-    f'{_line(across, up(curve.mean), curve.mean)}"/>'
-  )
   if len(curve.x) <= _FEW:
     dots = ''.join(
       f'M{px:.1f} {py:.1f}h0'
@@ -219,8 +213,8 @@ def _curve(curve: Curve, look: str, x: Scale, y: Scale) -> tuple[str, str]:
       if math.isfinite(py)
     )
     lines.append(f'<path class="dots {look}" d="{dots}"/>')
-  drawn = f'<path class="band {look}" d="{band}"/>' if band else ''
-  return drawn, ''.join(lines)
+  area = f'<path class="band {look}" d="{band}"/>' if band else ''
+  return area, ''.join(lines)
 
 
 def _line(across, up, values) -> str:

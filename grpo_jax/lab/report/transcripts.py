@@ -1,27 +1,128 @@
-"""Completions of a run, from its Parquet files: some that tell the most."""
+"""Completions of runs, from their Parquet files: some that tell the most."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
 import math
 import pathlib
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
 
+from grpo_jax.lab.report import page
 from grpo_jax.lab.report import words
+from grpo_jax.lab.report.read import Group
+from grpo_jax.lab.report.read import Run
 from grpo_jax.lab.report.types import Completion
 from grpo_jax.lab.report.types import Completions
+from grpo_jax.lab.report.types import Part
+from grpo_jax.lab.report.types import Section
+from grpo_jax.lab.report.types import Table
+from grpo_jax.lab.report.types import Text
 from grpo_jax.lab.report.types import Token
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
+from grpo_jax.run.build import about
+from grpo_jax.run.build import data as build_data
 
 MOST_TOKENS = 400  # of a completion; what is between head and tail is left out
 MOST_CHARACTERS = 3000  # of a text
+_FILES = 3  # groups of runs of which completions are shown
+_PROMPTS, _ANSWERS = 3, 4  # of a rollout, and of each: the best and the worst
 _CONTEXT = 12  # tokens that are decoded with one, for characters of several
 _EFFECTS = 'coefficient', 'log_ratio_after'
 _EACH = 3  # pairs to show of each kind
 
 Decode = Callable[[Sequence[int]], str]
+
+
+def before_and_after(groups: Sequence[Group]) -> Section:
+  """Greedy answers to the same held-out problems, early and late."""
+  parts: list[Part] = []
+  for group in groups[:_FILES]:
+    run = group.first
+    files = parquet.files(run.path / 'evaluations')
+    if len(files) > 1:
+      right = run.config.evaluation.right_reward if run.config else 1.0
+      whose = f' ({run.name})' if _is_one_of_several(groups) else ''
+      parts += _compare((files[0], files[-1]), right, whose)
+  none = Text(
+    'No two evaluations with problems in common were written. A run with '
+    'held-out problems (data.heldout) writes its greedy answers to them '
+    'unless log.completions_every_steps is 0.'
+  )
+  parts = [*_written(groups), *parts] if parts else [none]
+  return Section(
+    'The same problems, before and after', [*_chosen(groups), *parts]
+  )
+
+
+def completions(groups: Sequence[Group]) -> Section:
+  """Sampled completions, with what the updates did to each token."""
+  parts: list[Part] = []
+  for group in groups[:_FILES]:
+    run = group.first
+    files = parquet.files(run.path / 'completions')
+    decode = _decode(run)
+    for file in dict.fromkeys([*files[:1], *files[-1:]]):
+      if shown := _most_different(file, decode):
+        whose = f' of {run.name}' if _is_one_of_several(groups) else ''
+        parts.append(Text(f'Rollout {_step(file):,}{whose}', 'heading'))
+        parts += shown
+  unmeasured = Text(
+    'What the updates did to each token was not measured; a run with '
+    '--config.log.token_effects=True does.'
+  )
+  if not parts:
+    none = Text(
+      'None were written, or none can be read: log.completions_every_steps '
+      'says how often.'
+    )
+    return Section('Completions', [*_chosen(groups), none])
+  said = [] if any(map(page.are_known, parts)) else [unmeasured]
+  return Section(
+    'Completions', [*said, *_chosen(groups), *_written(groups), *parts]
+  )
+
+
+def _is_one_of_several(groups: Sequence[Group]) -> bool:
+  return len(groups) > 1 or len(groups[0].runs) > 1
+
+
+def _chosen(groups: Sequence[Group]) -> list[Part]:
+  """Of which groups and runs completions are shown, if not of all."""
+  said = []
+  if len(groups) > _FILES:
+    said.append(
+      f'Only the first {_FILES} of {len(groups)} groups are read here.'
+    )
+  firsts = [g.first.name for g in groups[:_FILES] if len(g.runs) > 1]
+  if firsts:
+    said.append(
+      'Of runs that differ in nothing but their seeds one is read here: '
+      f'{", ".join(firsts)}.'
+    )
+  return [Text(' '.join(said), 'note')] if said else []
+
+
+def _written(groups: Sequence[Group]) -> list[Part]:
+  """What a reader of completions must know of the data."""
+  configs = [run.config for group in groups for run in group.runs]
+  notes = {about.note(config) for config in configs if config} - {''}
+  return [Text(f'In the data {note}.', 'note') for note in sorted(notes)]
+
+
+def _decode(run: Run) -> Decode | None:
+  """What turns ids into text; None if the tokenizer cannot be had here."""
+  try:
+    return run.config and build_data.tokenizer_of(run.config).decode
+  # The files may be gone, or the tokenizer was given in Python.
+  except (ValueError, OSError, ImportError):
+    return None
+
+
+def _step(file: pathlib.Path) -> int:
+  return int(file.stem.rpartition('_')[2])
 
 
 class Answer(NamedTuple):
@@ -38,18 +139,7 @@ class Answer(NamedTuple):
   log_ratio: Sequence[float]
 
 
-class Outcomes(NamedTuple):
-  """What became of problems between two evaluations."""
-
-  steps: tuple[int, int]
-  became_right: int
-  became_wrong: int
-  stayed_right: int
-  stayed_wrong: int
-  shown: list[Completions]
-
-
-def read(file: pathlib.Path) -> list[Answer]:
+def _answers(file: pathlib.Path) -> list[Answer]:
   """The completions of a file; none if it cannot be read.
 
   Args:
@@ -94,86 +184,83 @@ def _effects(file: pathlib.Path) -> list[Sequence[Sequence[float]]]:
   ]
 
 
-def of_training(
-  file: pathlib.Path, decode: Decode | None, prompts: int, most: int = 4
+def _most_different(
+  file: pathlib.Path, decode: Decode | None
 ) -> list[Completions]:
-  """Some groups of a rollout, those whose rewards differ most.
+  """The groups of a rollout whose rewards differ most, some of each.
 
   Args:
-    file: Of the rollout.
+    file: The file of the rollout.
     decode: Turns ids into text; None if the tokenizer cannot be had. Tokens are
       then shown as numbers.
-    prompts: How many groups.
-    most: Completions of each: the best and the worst.
   """
   groups: dict[int, list[Answer]] = {}
-  for one in read(file):
+  for one in _answers(file):
     groups.setdefault(one.index, []).append(one)
 
   def spread(group):
     rewards = [one.reward for one in group if math.isfinite(one.reward)]
     return float(np.std(rewards)) if rewards else -1.0
 
-  chosen = sorted(groups.values(), key=spread, reverse=True)[:prompts]
   shown = []
-  for group in chosen:
+  for group in sorted(groups.values(), key=spread, reverse=True)[:_PROMPTS]:
     best = sorted(group, key=lambda one: -np.nan_to_num(one.reward, nan=-9e9))
-    few = best
-    if len(best) > most:
-      few = best[: most - most // 2] + best[-(most // 2) :]
-    completions = [_completion(one, '', decode) for one in few]
-    shown.append(Completions(group[0].prompt, group[0].answer, completions))
+    if len(best) > _ANSWERS:
+      best = best[: _ANSWERS - _ANSWERS // 2] + best[-(_ANSWERS // 2) :]
+    few = [_completion(one, '', decode) for one in best]
+    shown.append(Completions(group[0].prompt, group[0].answer, few))
   return shown
 
 
-def between(
-  first: pathlib.Path, last: pathlib.Path, right_reward: float
-) -> Outcomes | None:
-  """What became of the problems that two evaluations share.
+def _compare(
+  files: tuple[pathlib.Path, pathlib.Path], right_reward: float, whose: str
+) -> list[Part]:
+  """What became of the problems that two evaluations share; else nothing.
 
   Args:
-    first: The file of the earlier one.
-    last: Of the later one.
+    files: Of the earlier one, and of the later one.
     right_reward: The least first reward of a right answer.
-
-  Returns:
-    None if they share none.
+    whose: Which run it was, where there are several.
   """
-  before = {one.index: one for one in read(first)}
-  after = {one.index: one for one in read(last)}
-  kinds: dict[tuple[bool, bool], list[int]] = {}
+  before, after = ({one.index: one for one in _answers(f)} for f in files)
+  kinds: dict[tuple[bool, ...], list[tuple[Answer, Answer]]] = {}
   for index in sorted(before.keys() & after.keys()):
     pair = before[index], after[index]
     if not any(math.isnan(one.first) for one in pair):
-      was, now = (one.first >= right_reward for one in pair)
-      kinds.setdefault((was, now), []).append(index)
+      kind = tuple(one.first >= right_reward for one in pair)
+      kinds.setdefault(kind, []).append(pair)
   if not kinds:
-    return None
-  steps = tuple(int(path.stem.rpartition('_')[2]) for path in (first, last))
+    return []
+  steps = [_step(file) for file in files]
+  total = words.plural(sum(map(len, kinds.values())), 'problem')
+
+  def number(*kind: bool) -> str:
+    return f'{len(kinds.get(kind, ())):,}'
+
   shown = []
   for kind in ((False, True), (True, False), (False, False)):
-    for index in kinds.get(kind, [])[:_EACH]:
-      pair = before[index], after[index]
-      labels = [
-        f'{_when(step)}: {_verdict(right)}' for step, right in zip(steps, kind)
+    for pair in kinds.get(kind, [])[:_EACH]:
+      both = [
+        _completion(one, f'{_when(step)}: {"right" if right else "wrong"}')
+        for one, step, right in zip(pair, steps, kind)
       ]
       shown.append(
-        Completions(
-          pair[0].prompt,
-          pair[0].answer,
-          [_completion(one, label, None) for one, label in zip(pair, labels)],
-          beside=True,
-        )
+        Completions(pair[0].prompt, pair[0].answer, both, beside=True)
       )
-  counts = {kind: len(found) for kind, found in kinds.items()}
-  return Outcomes(
-    (steps[0], steps[1]),
-    became_right=counts.get((False, True), 0),
-    became_wrong=counts.get((True, False), 0),
-    stayed_right=counts.get((True, True), 0),
-    stayed_wrong=counts.get((False, False), 0),
-    shown=shown,
-  )
+  return [
+    Table(
+      f'Within {words.plural(steps[1] - steps[0], "rollout")}, '
+      f'{number(False, True)} of {total} became right and '
+      f'{number(True, False)} became wrong{whose}',
+      ('', 'then right', 'then wrong'),
+      [
+        ('first right', number(True, True), number(True, False)),
+        ('first wrong', number(False, True), number(False, False)),
+      ],
+    ),
+    Text('The first of each kind, answered greedily:', 'note'),
+    *shown,
+  ]
 
 
 def _when(step: int) -> str:
@@ -182,35 +269,31 @@ def _when(step: int) -> str:
   return f'after {words.plural(step, "rollout")}'
 
 
-def _verdict(right: bool) -> str:
-  return 'right' if right else 'wrong'
-
-
-def _completion(one: Answer, label: str, decode: Decode | None) -> Completion:
-  measured = len(one.coefficient) == len(one.log_ratio) == len(one.ids) > 0
-  text, note = one.completion, ''
-  if not measured:
-    if len(text) > MOST_CHARACTERS:
-      cut = len(text) - MOST_CHARACTERS
-      half = MOST_CHARACTERS // 2
-      note = f'{words.plural(cut, "character")} in the middle left out.'
-      text = f'{text[:half]} […] {text[-half:]}'
+def _completion(
+  one: Answer, label: str, decode: Decode | None = None
+) -> Completion:
+  if not len(one.coefficient) == len(one.log_ratio) == len(one.ids) > 0:
+    head, tail, note = _ends(one.completion, MOST_CHARACTERS, 'character')
+    text = f'{head} […] {tail}' if note else head
     return Completion(label, text, one.reward, note=note)
-  places = list(range(len(one.ids)))
-  if len(places) > MOST_TOKENS:
-    cut = len(places) - MOST_TOKENS
-    note = f'{words.plural(cut, "token")} in the middle left out.'
-    half = MOST_TOKENS // 2
-    places = places[:half] + places[-half:]
+  head, tail, note = _ends(range(len(one.ids)), MOST_TOKENS, 'token')
   tokens = [
     Token(
       _piece(one.ids, k, decode),
       float(one.coefficient[k]),
       float(one.log_ratio[k]),
     )
-    for k in places
+    for k in (*head, *tail)
   ]
-  return Completion(label, text, one.reward, tokens, note)
+  return Completion(label, one.completion, one.reward, tokens, note)
+
+
+def _ends(given: Any, most: int, noun: str) -> tuple[Any, Any, str]:
+  """Head and tail of a long text or list, and a note on what is left out."""
+  if len(given) <= most:
+    return given, given[:0], ''
+  half, cut = most // 2, words.plural(len(given) - most, noun)
+  return given[:half], given[-half:], f'{cut} in the middle left out.'
 
 
 def _piece(ids: Sequence[int], k: int, decode: Decode | None) -> str:

@@ -46,7 +46,7 @@ class Curve(NamedTuple):
   """A line of a chart: points, each of which may stand for several values.
 
   Every array has one entry for each of N points, from left to right; see
-  `curves.of_runs`, which makes them.
+  `curves.make_curve`, which makes them.
 
   Attributes:
     name: In the legend.

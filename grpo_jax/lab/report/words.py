@@ -1,9 +1,10 @@
-"""Numbers and sentences of a page."""
+"""Numbers and sentences of a page, and what metrics mean."""
 
 from collections.abc import Sequence
 import html
 import math
 
+from grpo_jax import monitor
 from grpo_jax.lab.report.types import Curve
 
 _PERCENT = '\u00a0%'  # a space that no line breaks at
@@ -120,3 +121,229 @@ def printable(text: str) -> str:
     char if char.isprintable() or char in '\n\t\xa0' else ascii(char)[1:-1]
     for char in text
   )
+
+
+_RATIO = (
+  'The ratio says how many times as probable a token is now as when it was '
+  'sampled.'
+)
+_PAPER = 'Ge et al. (arXiv:2601.23135)'
+_A5 = f'Assumption A5 of {_PAPER} is that prompts are of a similar scale'
+_MEANINGS = {
+  'reward': 'Mean reward of the completions of a rollout.',
+  'heldout_accuracy': (
+    'Share of held-out problems that greedy answers solve (the mean of the '
+    'first reward).'
+  ),
+  'heldout_reward': (
+    'Mean of the first reward of greedy answers to held-out problems, which is '
+    'not 0 or 1 alone.'
+  ),
+  'heldout_graded': (
+    'Share of the held-out problems whose first reward is neither 0 nor 1.'
+  ),
+  'accuracy': 'Share of the sampled completions that are right.',
+  'uniform_groups': (
+    'Share of the groups whose completions all earn the same: they teach '
+    'nothing.'
+  ),
+  'length_tokens': 'Mean length of a completion.',
+  'truncated': 'Share of the completions that were cut at the token limit.',
+  'entropy': (
+    'How undecided the policy is at a token, as the sampler sees it; near 0, '
+    'completions of a prompt hardly differ.'
+  ),
+  'kl_old_k3': 'How far the updates of a rollout move the policy that drew it.',
+  'kl_ref_k3': 'How far the policy is from the reference.',
+  'kl_rollout': (
+    'How far all updates of a rollout together have moved the policy, measured '
+    'after the last.'
+  ),
+  'clipped_high': (
+    f'Share of the tokens without a gradient because their ratio is high. '
+    f'{_RATIO}'
+  ),
+  'clipped_low': (
+    f'Share of the tokens without a gradient because their ratio is low. '
+    f'{_RATIO}'
+  ),
+  'clipped_cap': f'Share of the tokens whose ratio is cut at its cap. {_RATIO}',
+  'ess_token': (
+    'How many tokens of equal weight would tell as much, over how many there '
+    'are. A token that is twice as probable now as when it was sampled weighs '
+    'twice. At 100 % all weigh the same.'
+  ),
+  'prefix_whole_uncancelled': (
+    'Sum of the coefficients on tokens that a whole group shares, over the sum '
+    'of their sizes: 0 if they cancel.'
+  ),
+  'sampler_gap': (
+    'Mean difference of the log-probabilities of sampler and learner.'
+  ),
+  'loss': 'Value of the loss. It is no measure of progress.',
+  'grad_norm': 'Norm of the gradient before it is clipped.',
+  'update_norm': 'How far an update moves the parameters.',
+  'learning_rate': 'That of the schedule, also for updates that are skipped.',
+  'adam_carried_norm': 'The part of the update that earlier gradients carry.',
+  'adam_fresh_norm': 'The part of the update that this gradient gives.',
+  'adam_carried_update_cosine': (
+    'Direction of the carried part against the whole update: at 1 momentum '
+    'alone moves the parameters.'
+  ),
+  'adam_grad_update_cosine': (
+    'Direction of the gradient against the update; -1 is straight downhill.'
+  ),
+  'adam_below_epsilon': (
+    'Share of the weights whose gradients are smaller than epsilon of Adam.'
+  ),
+  'overshoot': (
+    'How far an update moves clipped tokens further out: nothing pulls them '
+    'there but momentum and other tokens.'
+  ),
+  'overshoot_carried': 'The part of overshoot that momentum causes (coasting).',
+  'overshoot_fresh': 'The part of overshoot that the new gradient causes.',
+  'overshoot_predicted': 'What the law of coasting predicts without gradients.',
+  'overshoot_positive': 'Overshoot, where tokens that move back count as 0.',
+  'ends_clipped': 'Share of the tokens that are clipped after an update.',
+  'rollout_outside': (
+    'Share of the tokens outside their range after the last update of a '
+    'rollout.'
+  ),
+  'geometry_cosine_mean': (
+    'Mean cosine of the gradients of two prompts; near 0, they hardly help or '
+    'hinder each other.'
+  ),
+  'geometry_cosine_std': (
+    'How far the cosines of pairs of prompts lie apart, beyond what sketching '
+    'adds.'
+  ),
+  'geometry_cosine_noise': 'What sketching adds to the deviation of a cosine.',
+  'geometry_cosine_negative': (
+    'Share of the pairs of prompts whose gradients point against each other.'
+  ),
+  'geometry_cosine_small': 'Share of the pairs with a cosine of less than 0.1.',
+  'geometry_m': (
+    f'Assumption A4 of {_PAPER} is that an update on one prompt hinders no '
+    'other: the inner product of the gradients of two prompts, times a number '
+    'M, is at least the squared norm of one of them, as seen through the '
+    'features of the other. Here the whole norm counts, which may ask for a '
+    'larger M. This one is enough for half of the pairs whose gradients agree; '
+    'no M is enough for pairs whose gradients disagree.'
+  ),
+  'geometry_norm_ratio': (
+    'Largest norm of the gradient of a prompt over the smallest. '
+    f'{_A5}; R1 is its bound on this ratio.'
+  ),
+  'geometry_reward_std': 'Deviation of rewards in a group, mean over groups.',
+  'geometry_reward_ratio': (
+    'Largest deviation of rewards in a group over the smallest. '
+    f'{_A5}; R2 is its bound on this ratio.'
+  ),
+  'geometry_within': (
+    'How much the gradient of a prompt depends on which completions were '
+    'drawn. Each half of its group gives a gradient; shown is the norm of '
+    'their difference over the norm of their sum. It is 0 if the halves agree, '
+    'and 1 if they have nothing in common.'
+  ),
+  'geometry_zero': 'Share of the prompts whose gradient is 0.',
+  'geometry_prompts': 'Prompts whose gradients are compared.',
+  'geometry_secs': 'How long the comparison of gradients takes.',
+  'sample_tokens_per_sec': 'Completion tokens that are drawn and judged.',
+  'learn_tokens_per_sec': 'Completion tokens that are learned from.',
+  'left_out': (
+    'Share of the micro-batches that updates need not compute, because no '
+    'completion in them has an advantage.'
+  ),
+  'needed_tokens': (
+    'Share of the tokens in completions with an advantage, or of all if the '
+    'method finds something in the others.'
+  ),
+  'step_secs': 'Sampling, judging and learning of a rollout.',
+  'judge_secs': 'How long a rollout waits for its judges.',
+  'ahead_wait_secs': 'How long updates wait for a rollout drawn ahead.',
+  'mfu_sample': 'FLOP/s that the model needs over what the devices could do.',
+  'mfu_learn': 'FLOP/s that the model needs over what the devices could do.',
+  'device_peak_gib': 'The most that a device has held since the run began.',
+  'host_peak_gib': 'The most that the process has held since it began.',
+}
+_NATS = 'nats per token'
+# Metrics that the terminal does not show in a table, and those whose label
+# there is understood below its heading alone.
+_MORE = {
+  'reward': monitor.Row('reward'),
+  'heldout_accuracy': monitor.Row('held-out accuracy', '%'),
+  'heldout_reward': monitor.Row('held-out mean reward'),
+  'heldout_graded': monitor.Row('held-out rewards between', '%'),
+  'truncated': monitor.Row('share cut at the token limit', '%'),
+  'clipped_high': monitor.Row('share clipped at high ratios', '%'),
+  'clipped_low': monitor.Row('share clipped at low ratios', '%'),
+  'clipped_cap': monitor.Row('share clipped at the cap', '%'),
+  'sampler_gap': monitor.Row('gap of sampler and learner', _NATS),
+  'kl_rollout': monitor.Row('KL of a whole rollout', _NATS),
+  'overshoot': monitor.Row('overshoot', 'nats'),
+  'overshoot_positive': monitor.Row('overshoot, outward alone', 'nats'),
+  'overshoot_carried': monitor.Row('overshoot by momentum', 'nats'),
+  'overshoot_fresh': monitor.Row('overshoot by the gradient', 'nats'),
+  'overshoot_predicted': monitor.Row('overshoot without gradients', 'nats'),
+  'rollout_outside': monitor.Row('share outside at rollout end', '%'),
+  'ends_clipped': monitor.Row('share clipped after an update', '%'),
+  'geometry_cosine_mean': monitor.Row('mean cosine of prompts'),
+  'geometry_cosine_noise': monitor.Row('noise of a cosine'),
+  'geometry_cosine_negative': monitor.Row('pairs that disagree', '%'),
+  'geometry_cosine_small': monitor.Row('pairs that are nearly orthogonal', '%'),
+  'geometry_m': monitor.Row('M of assumption A4'),
+  'geometry_norm_ratio': monitor.Row('ratio of gradient norms'),
+  'geometry_reward_std': monitor.Row('deviation of rewards'),
+  'geometry_reward_ratio': monitor.Row('ratio of deviations'),
+  'geometry_within': monitor.Row('dependence on the completions drawn'),
+  'geometry_zero': monitor.Row('gradients that are 0', '%'),
+  'geometry_prompts': monitor.Row('gradients compared', '#'),
+  'geometry_secs': monitor.Row('time of comparing', 'seconds'),
+  'adam_carried_update_cosine': monitor.Row('cosine of momentum and update'),
+  'adam_grad_update_cosine': monitor.Row('cosine of gradient and update'),
+  'sample_tokens_per_sec': monitor.Row('sampling speed', 'tokens per second'),
+  'learn_tokens_per_sec': monitor.Row('learning speed', 'tokens per second'),
+  'step_secs': monitor.Row('time of a rollout', 'seconds'),
+  'judge_secs': monitor.Row('time of waiting for judges', 'seconds'),
+  'ahead_wait_secs': monitor.Row('time of waiting for rollouts', 'seconds'),
+}
+_ROWS = {
+  name: row for rows in monitor.GROUPS.values() for name, row in rows.items()
+} | _MORE
+
+
+def label(name: str) -> str:
+  """A metric in words.
+
+  >>> label('kl_old_k3'), label('groups_solved'), label('reward/brevity')
+  ('KL from sampling policy', 'groups solved', 'brevity')
+  """
+  if name in _ROWS:
+    return _ROWS[name].label
+  return name.partition('/')[2] or name.replace('_', ' ')
+
+
+def called(name: str, graded: bool) -> str:
+  """The name under which a metric is looked up here.
+
+  Args:
+    name: In `metrics.jsonl`.
+    graded: Whether a held-out reward was neither 0 nor 1: then their mean is no
+      accuracy.
+  """
+  return 'heldout_reward' if graded and name == 'heldout_accuracy' else name
+
+
+def unit(name: str) -> str:
+  """The unit of a metric; '%' for shares, '' where there is none."""
+  if name in _ROWS:
+    return _ROWS[name].unit.replace('#', '')
+  return 'seconds' if '_secs' in name else ''
+
+
+def measured(name: str) -> str:
+  """What is measured, with its unit."""
+  said = [_MEANINGS.get(name, '')]
+  if unit(name) not in ('', '%'):
+    said.append(f'In {unit(name)}.')
+  return ' '.join(filter(None, said))

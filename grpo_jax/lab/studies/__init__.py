@@ -8,32 +8,12 @@ There are two kinds of study:
 What they share lies beside them:
 
 - `sweeps`: every arm with every seed, and on where it stopped;
-- `runs`: the warm-up that runs of one seed share, and their compiled programs;
 - `claims`: a claim, what was measured of it, and the verdict;
 - `figures`, `pages`: experiments as pictures, and as text and files.
 """
 
-from collections.abc import Callable
-import functools
 import importlib
-from typing import Any
-from typing import NamedTuple
-
-
-class Study(NamedTuple):
-  """What the command line needs of a study that trains runs.
-
-  Attributes:
-    run: `(config, workdir, seeds, steps, only) -> summary`. Does the runs that
-      are not done yet; see `brakes.run`.
-    show: Prints a summary for a person.
-    to_json: A summary as a dict that JSON can hold.
-  """
-
-  run: Callable[..., Any]
-  show: Callable[[Any], None]
-  to_json: Callable[[Any], dict[str, Any]]
-
+import types
 
 STUDIES = (
   'brakes',
@@ -42,29 +22,29 @@ STUDIES = (
   'normalization',
   'normalization_smollm2',
 )
-EXPERIMENTS = (
-  'coasting_ratio',
-  'coasting_distance',
-  'momentum_split',
-  'reward_scale',
-  'transformer_scale',
-  'reward_jump',
-  'transformer_jump',
-  'shared_prefix',
-  'transformer_prefix',
-  'surrogate_value',
-  'normalized_rate',
-  'curvature',
-  'rate_exponents',
-  'normalized_optimizer',
-  'threshold',
-  'finite_group',
-  'interaction',
-  'fisher',
-)
-"""Modules of `papers`, in the order of their labels."""
+EXPERIMENTS = {
+  'coasting_ratio': 'coasting',
+  'coasting_distance': 'coasting',
+  'momentum_split': 'coasting',
+  'reward_scale': 'scales',
+  'transformer_scale': 'transformer',
+  'reward_jump': 'scales',
+  'transformer_jump': 'transformer',
+  'shared_prefix': 'coefficients',
+  'transformer_prefix': 'transformer',
+  'surrogate_value': 'coefficients',
+  'normalized_rate': 'convergence',
+  'curvature': 'geometry',
+  'rate_exponents': 'convergence',
+  'normalized_optimizer': 'normalized_optimizer',
+  'threshold': 'convergence',
+  'finite_group': 'coefficients',
+  'interaction': 'geometry',
+  'fisher': 'geometry',
+}
+"""By name, in the order of their labels: the module of `papers` that has it."""
 
-__all__ = ('EXPERIMENTS', 'STUDIES', 'Study', 'is_experiment', 'named')
+__all__ = ('EXPERIMENTS', 'STUDIES', 'is_experiment', 'module')
 
 
 def is_experiment(name: str) -> bool:
@@ -84,14 +64,20 @@ def is_experiment(name: str) -> bool:
   return True
 
 
-def named(name: str) -> Study:
-  """The study of this name, one of `STUDIES`.
+def module(name: str) -> types.ModuleType:
+  """The module of a study that trains runs.
 
-  >>> named('brakes_updates').run.keywords
-  {'name': 'brakes_updates'}
+  Args:
+    name: One of `STUDIES`.
+
+  Returns:
+    A module with three functions. `run(config, workdir, name, seeds, steps,
+    only)` does the runs that are not done yet and returns a summary; see
+    `brakes.run`. `show` prints a summary for a person, and `to_json` makes it a
+    dict that JSON can hold.
+
+  >>> module('brakes_updates').__name__
+  'grpo_jax.lab.studies.brakes'
   """
   # Only now: a study that trains imports all of the training.
-  folder, _, _ = name.partition('_')
-  study = importlib.import_module(f'grpo_jax.lab.studies.{folder}')
-  run = functools.partial(study.run, name=name)
-  return Study(run, study.show, study.to_json)
+  return importlib.import_module(f'{__name__}.{name.partition("_")[0]}')

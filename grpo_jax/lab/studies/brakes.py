@@ -16,6 +16,7 @@ All of it is one file, because each part reads the same arm: how it trains, what
 is kept of it, how arms are summed up, the verdicts and the tables of these.
 """
 
+import collections
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
@@ -31,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.lab.report import intervals
-from grpo_jax.lab.report.intervals import Interval
+from grpo_jax.lab.report import curves
+from grpo_jax.lab.report.curves import Interval
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
 from grpo_jax.lab.studies import pages
@@ -87,6 +88,11 @@ class Arm:
     lr = f'-lr{self.lr:g}' if self.lr != Arm.lr else ''
     # A frozen dataclass refuses plain assignment, here too.
     object.__setattr__(self, 'label', f'{self.brake}{updates}{lr}')
+
+  @property
+  def kind(self) -> tuple[str, int]:
+    """The brake and the updates: arms of one kind differ in their rates."""
+    return self.brake, self.updates
 
 
 # The first arm is the base. A brake also makes the policy move less, which a
@@ -293,50 +299,32 @@ def summarise(outcomes: Iterable[Outcome]) -> Summary:
   Returns:
     A `Summary`.
   """
-  of_arm: dict[Arm, dict[int, Outcome]] = {}
+  by_arm: dict[Arm, dict[int, Outcome]] = {}
   for outcome in outcomes:
-    of_arm.setdefault(outcome.arm, {})[outcome.seed] = outcome
-  rows = [_row(arm, of_arm) for arm in of_arm]
-  # Arms that differ in the learning rate alone compete for the best rate.
-  kinds: dict[tuple[str, int], list[Row]] = {}
-  for row in rows:
-    kinds.setdefault((row.arm.brake, row.arm.updates), []).append(row)
+    by_arm.setdefault(outcome.arm, {})[outcome.seed] = outcome
+  rows = [_row(arm, by_arm) for arm in by_arm]
+  # Arms of one kind compete for the best rate.
+  kinds = dict.fromkeys(row.arm.kind for row in rows)
+  rivals = [[row for row in rows if row.arm.kind == kind] for kind in kinds]
   best = [
-    max(kind, key=lambda row: row.means['reward'].mean)
-    for kind in kinds.values()
-    if len(kind) > 1
+    max(some, key=lambda row: row.means['reward'].mean)
+    for some in rivals
+    if len(some) > 1
   ]
-  matches = _matches(rows, of_arm) + _of_best(best, of_arm)
-  return Summary(rows, best, matches)
+  return Summary(rows, best, _matches(rows, best, by_arm))
 
 
-def _of_best(
-  best: list[Row], of_arm: dict[Arm, dict[int, Outcome]]
-) -> list[Match]:
-  """Each brake beside no brake, both at their best rates."""
-  plain = {row.arm.updates: row for row in best if row.arm.brake == 'none'}
-  matches = []
-  for row in best:
-    control = plain.get(row.arm.updates)
-    if row.arm.brake == 'none' or control is None:
-      continue
-    if pairs := _pairs(of_arm, control.arm, row.arm):
-      kl = row.means['kl_rollout'].mean, control.means['kl_rollout'].mean
-      matches.append(Match(row.arm, control.arm, BEST, kl, _gap(pairs)))
-  return matches
-
-
-def _row(arm: Arm, of_arm: dict[Arm, dict[int, Outcome]]) -> Row:
+def _row(arm: Arm, by_arm: dict[Arm, dict[int, Outcome]]) -> Row:
   """One arm beside its base."""
-  mine = list(of_arm[arm].values())
+  mine = list(by_arm[arm].values())
   means = {
-    name: intervals.of_mean([getattr(outcome, name) for outcome in mine])
+    name: curves.mean_interval([getattr(outcome, name) for outcome in mine])
     for name in METRICS
   }
   # The brake, or without one the number of updates, is all that differs.
   updates = BASE_UPDATES if arm.brake == 'none' else arm.updates
   base = Arm(updates=updates, lr=arm.lr)
-  pairs = _pairs(of_arm, base, arm)
+  pairs = _pairs(by_arm, base, arm)
   if base == arm or not pairs:
     return Row(arm, len(mine), means, {}, None)
   factors = {}
@@ -353,47 +341,51 @@ def _row(arm: Arm, of_arm: dict[Arm, dict[int, Outcome]]) -> Row:
 
 
 def _pairs(
-  of_arm: dict[Arm, dict[int, Outcome]], first: Arm, second: Arm
+  by_arm: dict[Arm, dict[int, Outcome]], first: Arm, second: Arm
 ) -> list[tuple[Outcome, Outcome]]:
   """The outcomes of two arms, for each seed that both have."""
-  ours, theirs = of_arm.get(first, {}), of_arm.get(second, {})
+  ours, theirs = by_arm.get(first, {}), by_arm.get(second, {})
   return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
 def _gap(pairs: list[tuple[Outcome, Outcome]]) -> Interval:
   """The reward of the second minus that of the first, over pairs."""
-  return intervals.of_mean(
+  return curves.mean_interval(
     [after.reward - before.reward for before, after in pairs]
   )
 
 
 def _matches(
-  rows: list[Row], of_arm: dict[Arm, dict[int, Outcome]]
+  rows: list[Row], best: list[Row], by_arm: dict[Arm, dict[int, Outcome]]
 ) -> list[Match]:
-  """For each arm with a brake, the arms without one that move as much."""
+  """Each arm with a brake beside arms without one; see `Match`."""
   kl = {row.arm: row.means['kl_rollout'].mean for row in rows}
   reward = {row.arm: row.means['reward'].mean for row in rows}
   matches = []
+
+  def match(arm: Arm, control: Arm, by: str) -> None:
+    gap = _gap(_pairs(by_arm, control, arm))
+    matches.append(Match(arm, control, by, (kl[arm], kl[control]), gap))
+
   for arm in kl:
     controls = [
       other
       for other in kl
-      if other.brake == 'none' and _pairs(of_arm, other, arm)
+      if other.brake == 'none' and _pairs(by_arm, other, arm)
       if min(kl[other], kl[arm]) > 0  # else it has no logarithm, or is NaN
     ]
     if arm.brake == 'none' or not controls:
       continue
     # By the ratio of the two, because KL spans orders of magnitude.
-    chosen = {
-      NEAREST: min(
-        controls, key=lambda other: abs(math.log(kl[other] / kl[arm]))
-      )
-    }
+    apart = {x: abs(math.log(kl[x] / kl[arm])) for x in controls}
+    match(arm, min(controls, key=apart.__getitem__), NEAREST)
     if calm := [other for other in controls if kl[other] <= kl[arm]]:
-      chosen[CALMER] = max(calm, key=lambda other: reward[other])
-    for by, other in chosen.items():
-      gap = _gap(_pairs(of_arm, other, arm))
-      matches.append(Match(arm, other, by, (kl[arm], kl[other]), gap))
+      match(arm, max(calm, key=reward.__getitem__), CALMER)
+  plain = {row.arm.updates: row.arm for row in best if row.arm.brake == 'none'}
+  for arm in (row.arm for row in best if row.arm.brake != 'none'):
+    control = plain.get(arm.updates)
+    if control and _pairs(by_arm, control, arm):
+      match(arm, control, BEST)
   return matches
 
 
@@ -495,12 +487,8 @@ def experiment(arms: Sequence[Arm]) -> Experiment:
 
 def _kinds(arms: Iterable[Arm]) -> list[tuple[str, int]]:
   """Brakes that have several rates, each with its number of updates."""
-  rates: dict[tuple[str, int], int] = {}
-  for arm in arms:
-    if arm.brake != 'none':
-      key = arm.brake, arm.updates
-      rates[key] = rates.get(key, 0) + 1
-  return [kind for kind, number in rates.items() if number > 1]
+  number = collections.Counter(a.kind for a in arms if a.brake != 'none')
+  return [kind for kind in number if number[kind] > 1]
 
 
 def numbers(outcomes: Iterable[Outcome]) -> dict[str, Any]:
@@ -517,7 +505,7 @@ def _gains(summary: Summary, by: str) -> dict[tuple[str, int], Match]:
   """For the best arm of each brake and number of updates, its match."""
   best = {row.arm for row in summary.best}
   return {
-    (match.arm.brake, match.arm.updates): match
+    match.arm.kind: match
     for match in summary.matches
     if match.arm in best and match.by == by
   }
@@ -527,33 +515,33 @@ def measure(numbers) -> dict[str, Measured]:
   """See `Experiment`."""
   outcomes = _outcomes(numbers)
   summary = summarise(outcomes)
-  of_run = {(one.arm, one.seed): one for one in outcomes}
-  carried: dict[Arm, list[float]] = {}
-  fresh: dict[Arm, list[float]] = {}
-  left: dict[Arm, list[float]] = {}
-  for (arm, seed), one in of_run.items():
-    base = of_run.get((dataclasses.replace(arm, brake='none'), seed))
-    if arm.brake == 'none' and one.overshoot_carried:
-      carried.setdefault(arm, []).append(one.overshoot_carried)
-      part = abs(one.overshoot_fresh / one.overshoot_carried)
-      fresh.setdefault(arm, []).append(part)
-    if arm.brake == 'project' and base and base.overshoot:
-      left.setdefault(arm, []).append(one.overshoot / base.overshoot)
+  plain = {
+    (one.arm, one.seed): one for one in outcomes if one.arm.brake == 'none'
+  }
+  carried = [one for one in plain.values() if one.overshoot_carried]
+  projected = []
+  for one in outcomes:
+    base = plain.get((dataclasses.replace(one.arm, brake='none'), one.seed))
+    if one.arm.brake == 'project' and base and base.overshoot:
+      projected.append((one, base))
   at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
   found = {
-    'carried': _of_arms(carried, -1),
-    'fresh': _of_arms(fresh),
-    'project': _of_arms(left),
+    'carried': _furthest(((x.arm, x.overshoot_carried) for x in carried), -1),
+    'fresh': _furthest(
+      (x.arm, abs(x.overshoot_fresh / x.overshoot_carried)) for x in carried
+    ),
+    'project': _furthest(
+      (one.arm, one.overshoot / base.overshoot) for one, base in projected
+    ),
     'gain': claims.furthest(
       Measured(*one.gap, f'({one.arm.label})') for one in at_best.values()
     ),
     'inside': _inside(summary),
   }
-  kinds = _kinds(row.arm for row in summary.rows)
-  for of_kind, end in ((at_best, ''), (at_kl, '_kl')):
-    for brake, updates in kinds:
-      match = of_kind.get((brake, updates))
-      found[f'{brake}_{updates}{end}'] = (
+  for kind in _kinds(row.arm for row in summary.rows):
+    for matches, end in ((at_best, ''), (at_kl, '_kl')):
+      match = matches.get(kind)
+      found[f'{kind[0]}_{kind[1]}{end}'] = (
         claims.UNKNOWN
         if match is None
         else Measured(*match.gap, f'{match.arm.label}, {match.control.label}.')
@@ -561,29 +549,29 @@ def measure(numbers) -> dict[str, Measured]:
   return found
 
 
-def _of_arms(values: dict[Arm, list[float]], sign: int = 1) -> Measured:
+def _furthest(values: Iterable[tuple[Arm, float]], sign: int = 1) -> Measured:
   """The mean over seeds of the arm that `claims.furthest` chooses."""
+  by_arm: dict[Arm, list[float]] = {}
+  for arm, value in values:
+    by_arm.setdefault(arm, []).append(value)
   return claims.furthest(
-    (claims.over_seeds(one, f'({arm.label})') for arm, one in values.items()),
+    (claims.over_seeds(one, f'({arm.label})') for arm, one in by_arm.items()),
     sign,
   )
 
 
 def _inside(summary: Summary) -> Measured:
   """The share of best rates at no end of their grid, brakes or not."""
-  rates: dict[tuple[str, int], set[float]] = {}
-  for row in summary.rows:
-    key = row.arm.brake, row.arm.updates
-    rates.setdefault(key, set()).add(row.arm.lr)
+  arms = [row.arm for row in summary.rows]
   inside = [
-    min(tried) < row.arm.lr < max(tried)
-    for row in summary.best
-    for tried in [rates[row.arm.brake, row.arm.updates]]
+    min(tried) < best.arm.lr < max(tried)
+    for best in summary.best
+    for tried in [[arm.lr for arm in arms if arm.kind == best.arm.kind]]
   ]
   return Measured(sum(inside) / len(inside)) if inside else claims.UNKNOWN
 
 
-def draw(numbers, figure, colors) -> str:
+def draw(numbers, found, figure, colors) -> str:
   """See `Experiment`."""
   summary = summarise(_outcomes(numbers))
   at_best, at_kl = _gains(summary, BEST), _gains(summary, NEAREST)
@@ -595,11 +583,12 @@ def draw(numbers, figure, colors) -> str:
     (panels[1], at_kl, 'at the nearest KL per rollout'),
   ):
     counts = sorted({updates for _, updates in gains})
-    for color, updates in zip(figures.SERIES, counts):
+    for place, (color, updates) in enumerate(zip(figures.SERIES, counts)):
       kinds = [kind for kind in gains if kind[1] == updates]
       axes.errorbar(
         [gains[kind].gap.mean for kind in kinds],
-        [_place(names.index(kind[0]), color) for kind in kinds],
+        # Series of one brake lie beneath each other.
+        [names.index(brake) + 0.16 * (place - 1) for brake, _ in kinds],
         xerr=[gains[kind].gap.half for kind in kinds],
         fmt='o',
         markersize=4,
@@ -609,8 +598,10 @@ def draw(numbers, figure, colors) -> str:
     axes.axvline(0, color=colors['faint'], linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.locator_params(axis='x', nbins=5)
-    axes.set_xlabel('reward with the brake - without')
-    axes.set_title(f'{title}; 95 % intervals')
+    axes.set(
+      xlabel='reward with the brake - without',
+      title=f'{title}; 95 % intervals',
+    )
   if not at_best:
     return 'No brake was run at several rates, beside none at several rates'
   handles = panels[0].get_legend_handles_labels()
@@ -620,11 +611,6 @@ def draw(numbers, figure, colors) -> str:
     'The most that a brake adds to the mean reward, each at its best rate: '
     f'{claims.value(Measured(*most.gap))} ({most.arm.label})'
   )
-
-
-def _place(row: int, color: str) -> float:
-  """Where on the axis: series of one brake lie beneath each other."""
-  return row + 0.16 * (figures.SERIES.index(color) - 1)
 
 
 _NOTES = f"""\
@@ -765,7 +751,7 @@ def run(
   """
   begun = time.monotonic()
   sweep = sweeps.Sweep(
-    name, arms or STUDIES[name], Arm, Outcome, run_arm, _told
+    name, arms or STUDIES[name], Arm, Outcome, run_arm, _progress
   )
   outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
   return compared(name, outcomes, workdir, time.monotonic() - begun)
@@ -792,7 +778,7 @@ def compared(
   return Compared(summarise(outcomes), results, folder)
 
 
-def _told(outcome: Outcome) -> str:
+def _progress(outcome: Outcome) -> str:
   return (
     f'reward {outcome.reward:.3f}  overshoot {outcome.overshoot:.3f}  '
     f'kl {outcome.kl_rollout:.3f}'
@@ -812,22 +798,18 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
     An `Outcome`.
   """
   run = build.run(config_of(config, arm, seed))
-  with build_rewards.workers(run.limits, run.rewards) as workers:
-    return _trained(run._replace(workers=workers), arm, seed, params)
-
-
-def _trained(run: build.Run, arm: Arm, seed: int, params: Any) -> Outcome:
-  """The outcome of a run that is built."""
   updater, records = build.updater(run), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = updater.compiled.init(jax.tree.map(jnp.copy, params))
-  done = bare.trained(run, updater, state)
-  for step, (_, scalars, secs, _) in enumerate(done):
-    # Measuring overshoot takes time too, so the seconds of these rollouts are
-    # kept apart.
-    kind = 'secs_watched' if updater.spec.watches(step) else 'secs_per_update'
-    records.append({**scalars, kind: secs / arm.updates})
-  accuracy = sampling.evaluated(run, run.steps)['heldout_accuracy']
+  with build_rewards.workers(run.limits, run.rewards) as workers:
+    run = run._replace(workers=workers)
+    done = bare.trained(run, updater, state)
+    for step, (_, scalars, secs, _) in enumerate(done):
+      # Measuring overshoot takes time too, so the seconds of these rollouts are
+      # kept apart.
+      kind = 'secs_watched' if updater.spec.watches(step) else 'secs_per_update'
+      records.append({**scalars, kind: secs / arm.updates})
+    accuracy = sampling.evaluated(run, run.steps)['heldout_accuracy']
   return _outcome(arm, seed, records, accuracy)
 
 
@@ -835,20 +817,19 @@ def _outcome(
   arm: Arm, seed: int, records: list[dict[str, float]], accuracy: float | None
 ) -> Outcome:
   """The outcome of a run from its records, one for each rollout."""
-  measured = {}
-  for name in METRICS:
+
+  def average(name, records, mean=np.mean):
     values = [record[name] for record in records if name in record]
-    measured[name] = float(np.mean(values)) if values else math.nan
+    return float(mean(values)) if values else math.nan
+
+  measured = {name: average(name, records) for name in METRICS}
   # Rounded up, so that even a run of one rollout has a last third.
   last = records[-math.ceil(len(records) / 3) :]
-  secs = [
-    record['secs_per_update']
-    for record in records[_COMPILING:]
-    if 'secs_per_update' in record
-  ]
   measured |= {
-    'reward_last': float(np.mean([record['reward'] for record in last])),
+    'reward_last': average('reward', last),
     'accuracy': math.nan if accuracy is None else accuracy,
-    'secs_per_update': statistics.median(secs) if secs else math.nan,
+    'secs_per_update': average(
+      'secs_per_update', records[_COMPILING:], statistics.median
+    ),
   }
   return Outcome(arm, seed, len(records), **measured)

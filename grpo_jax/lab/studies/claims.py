@@ -17,7 +17,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax.lab.report import intervals
+from grpo_jax.lab.report import curves
 
 HOLDS, FAILS, OPEN = 'holds', 'fails', 'not decidable here'
 
@@ -74,9 +74,9 @@ class Experiment(NamedTuple):
     run: `(full) -> numbers`. `full` takes more seeds or longer runs.
     measure: From the numbers alone to what each claim is about, by the names
       of the claims.
-    draw: `(numbers, figure, colors) -> title`: fills a matplotlib figure and
-      returns what one sees on it, in one sentence. `colors` has the names of
-      `figures.LIGHT`.
+    draw: `(numbers, measured, figure, colors) -> title`: fills a matplotlib
+      figure and returns what one sees on it, in one sentence. `measured` is
+      what `measure` returned; `colors` has the names of `figures.LIGHT`.
   """
 
   label: str
@@ -84,7 +84,7 @@ class Experiment(NamedTuple):
   claims: Mapping[str, Claim]
   run: Callable[[bool], dict[str, Any]]
   measure: Callable[[Numbers], dict[str, Measured]]
-  draw: Callable[[Numbers, Any, Mapping[str, str]], str]
+  draw: Callable[[Numbers, dict[str, Measured], Any, Mapping[str, str]], str]
 
 
 class Row(NamedTuple):
@@ -135,7 +135,7 @@ def over_seeds(values: Sequence[float], example: str = '') -> Measured:
   >>> over_seeds([1.0, 2.0, 3.0]).mean
   2.0
   """
-  return Measured(*intervals.of_mean(values), example)
+  return Measured(*curves.mean_interval(values), example)
 
 
 def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:

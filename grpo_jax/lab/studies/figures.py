@@ -74,7 +74,8 @@ def drawn(
 
   with rc_context(style(colors)):
     figure = Figure(figsize=(8, 4.2), layout='constrained')
-    title = experiment.draw(numbers, figure, colors)
+    found = experiment.measure(numbers)
+    title = experiment.draw(numbers, found, figure, colors)
     figure.suptitle(title, x=0.012, ha='left', fontsize=11.5, wrap=True)
   return figure, title
 
@@ -110,7 +111,7 @@ _SCALES = {'linear', 'log'}
 _MOST_POINTS = 200  # of a line
 
 
-def of_experiment(
+def make_charts(
   experiment: Experiment, numbers: Numbers
 ) -> tuple[list[report.Chart], bool]:
   """The charts of an experiment's figure, and whether they are all of it.
@@ -124,12 +125,12 @@ def of_experiment(
     right, with texts at most. Bars, areas and clouds of points have none.
   """
   figure, _ = drawn(experiment, numbers, LIGHT)
-  found = [_of_axes(axes) for axes in figure.axes]
+  found = [_chart(axes) for axes in figure.axes]
   charts = [one for one in found if one is not None]
   return charts, len(charts) == len(found)
 
 
-def _of_axes(axes: Any) -> report.Chart | None:
+def _chart(axes: Any) -> report.Chart | None:
   scales = axes.get_xscale(), axes.get_yscale()
   others = axes.collections, axes.patches, axes.images, axes.containers
   if any(map(len, others)) or not set(scales) <= _SCALES:
@@ -172,7 +173,7 @@ def _curves(axes: Any, scales: tuple[str, str]) -> Iterator[report.Curve]:
     if not name and len(groups) > 1:
       raise _NoCurve
     shown = [_shown(x, y, scales) for x, y in points]
-    curve = report.curve_of_runs(name, shown)
+    curve = report.make_curve(name, shown)
     if curve is None:
       raise _NoCurve
     if scales[1] == 'log':  # on which an interval may have no lower end

@@ -182,26 +182,28 @@ def numbers(plan: Plan, outcomes: Iterable[Any]) -> dict[str, Any]:
     `failure[optimizer][method]`, [R,S], at the rates `rates[optimizer]`, and
     `spread`, one for each seed.
   """
-  of_arm: dict[Any, dict[int, Any]] = {}
+  by_arm: dict[Any, dict[int, Any]] = {}
+  spread = {}
   for one in outcomes:
-    of_arm.setdefault(one.arm, {})[one.seed] = one
-  failure, rates = {}, {}
-  for name, optimizer in plan.optimizers.items():
-    arms = [arm for arm in plan.arms if arm.optimizer == name]
-    if not all(arm in of_arm for arm in arms):
-      continue
-    rates[name] = list(optimizer.rates)
-    failure[name] = {
+    by_arm.setdefault(one.arm, {})[one.seed] = one
+    # All arms of a seed begin alike, so their first rollouts are the same.
+    spread[one.seed] = one.spread
+  missing = {arm.optimizer for arm in plan.arms if arm not in by_arm}
+  rates = {
+    name: list(optimizer.rates)
+    for name, optimizer in plan.optimizers.items()
+    if name not in missing
+  }
+  failure = {
+    name: {
       method: [
-        [one.failure for _, one in sorted(of_arm[arm].items())]
-        for arm in arms
-        if arm.method == method
+        [one.failure for _, one in sorted(by_arm[arm].items())]
+        for arm in plan.arms
+        if (arm.optimizer, arm.method) == (name, method)
       ]
       for method in METHODS
     }
-  # All arms of a seed begin alike, so their first rollouts are the same.
-  spread = {
-    one.seed: one.spread for of in of_arm.values() for one in of.values()
+    for name in rates
   }
   return {'rates': rates, 'failure': failure, 'spread': [*spread.values()]}
 
@@ -223,7 +225,7 @@ def measure(numbers) -> dict[str, Measured]:
   }
 
 
-def draw(numbers, figure, colors) -> str:
+def draw(numbers, found, figure, colors) -> str:
   """See `Experiment`."""
   left, right = figure.subplots(1, 2)
   names = list(numbers['failure'])
@@ -234,7 +236,7 @@ def draw(numbers, figure, colors) -> str:
   normalized_optimizer.draw_gains(right, names, gains, colors['first'])
   right.axvline(0, color=colors['faint'], lw=1)
   right.set_title('each at its best rate; 95 % intervals')
-  adam = measure(numbers)['adam']
+  adam = found['adam']
   return (
     'Dividing by the deviation under Adam, on a language model: log2 of the '
     f'failures without / with it is {claims.value(adam)}'
@@ -323,11 +325,11 @@ def adjustable(
 
   def update(updates, state, params=None, **unused):
     del unused
-    settings, rise, of_inner = state
-    step, of_inner = inner(settings).update(updates, of_inner, params)
+    settings, rise, within = state
+    step, within = inner(settings).update(updates, within, params)
     count = rise.count + 1
     rate = settings.rate * jnp.minimum(1, count / _RISE)
-    after = settings, rise._replace(count=count), of_inner
+    after = settings, rise._replace(count=count), within
     return jax.tree.map(lambda x: -rate * x, step), after
 
   return optax.GradientTransformationExtraArgs(init, update)
@@ -347,18 +349,18 @@ class _Trainer:
     """Trains one arm from given parameters; see `sweeps.Sweep.train`."""
     if self._run is None or self._run.draw.seed != seed:
       self._run = build.run(config_of(config, arm, seed))
-    of_kind = self._plan.optimizers[arm.optimizer]
-    key = of_kind.adaptive, arm.method
+    optimizer = self._plan.optimizers[arm.optimizer]
+    key = optimizer.adaptive, arm.method
     if key not in self._updaters:
       self._updaters[key] = build.updater(
         build.run(config_of(config, arm, seed)),
-        lambda decays: adjustable(of_kind.adaptive, decays),
+        lambda decays: adjustable(optimizer.adaptive, decays),
       )
     updater = self._updaters[key]
     # `init` donates its argument, and the next arm needs the parameters again.
     state = updater.compiled.init(jax.tree.map(jnp.copy, params))
     settings, *rest = state.opt_state
-    given = Settings(arm.lr, *of_kind.settings)  # pyright: ignore
+    given = Settings(arm.lr, *optimizer.settings)  # pyright: ignore
     # Added to what lies there, that they lie in the same place.
     settings = jax.tree.map(jnp.add, settings, given)
     state = state._replace(opt_state=(settings, *rest))
@@ -379,17 +381,6 @@ class _Trainer:
       float(np.mean(failures[-third:])),
       float(np.std(np.mean(first, axis=1))),
     )
-
-
-def sweep(plan: Plan) -> sweeps.Sweep:
-  """The runs of a plan."""
-
-  def told(outcome):
-    return (
-      f'failure {outcome.failure:.3f}  last third {outcome.failure_last:.3f}'
-    )
-
-  return sweeps.Sweep(plan.name, plan.arms, Arm, Outcome, _Trainer(plan), told)
 
 
 def run(
@@ -423,7 +414,15 @@ def run(
   """
   begun = time.monotonic()
   plan = plan or {one.name: one for one in (ARITHMETIC, SMOLLM2)}[name]
-  outcomes = sweeps.run(sweep(plan), config, workdir, seeds, steps, only)
+  sweep = sweeps.Sweep(
+    plan.name,
+    plan.arms,
+    Arm,
+    Outcome,
+    _Trainer(plan),
+    lambda one: f'failure {one.failure:.3f}  last third {one.failure_last:.3f}',
+  )
+  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
   found = numbers(plan, outcomes)
   made = experiment(plan)
   done = pages.Result(

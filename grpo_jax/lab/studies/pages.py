@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from grpo_jax.config import plain_text
 from grpo_jax.lab import report
-from grpo_jax.lab.report.intervals import Interval
+from grpo_jax.lab.report.curves import Interval
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
 
@@ -58,30 +58,24 @@ def show_tables(tables: Mapping[str, Lines], notes: str) -> None:
       name of its column. A table without lines is left out.
     notes: Text below the last table.
   """
+  from rich import box
   from rich import console
+  from rich import table
 
   # A pipe has no width; 160 columns are enough for the widest table.
   width = shutil.get_terminal_size((160, 24)).columns
   out = plain_text.guarded(console.Console(width=width, highlight=False))
   for title, lines in tables.items():
     if lines:
-      out.print(_table(title, lines))
+      first, *others = lines[0]
+      made = table.Table(
+        table.Column(first, no_wrap=True), *others,
+        title=title, title_justify='left', box=box.SIMPLE, pad_edge=False,
+      )  # fmt: skip
+      for line in lines:
+        made.add_row(*line.values())
+      out.print(made)
   out.print(notes, markup=False)
-
-
-def _table(title: str, lines: Lines):
-  """A table of rich; its first column is never wrapped."""
-  from rich import box
-  from rich import table
-
-  made = table.Table(
-    title=title, title_justify='left', box=box.SIMPLE, pad_edge=False
-  )
-  for place, name in enumerate(lines[0]):
-    made.add_column(name, no_wrap=place == 0)
-  for line in lines:
-    made.add_row(*line.values())
-  return made
 
 
 def without_nan(value: Any) -> Any:
@@ -193,7 +187,15 @@ def to_json(
       'label': done.experiment.label,
       'title': done.experiment.title,
       'seconds': round(done.seconds, 2),
-      'claims': [_row_to_json(row) for row in done.rows],
+      'claims': [
+        {
+          'name': row.name,
+          **row.claim._asdict(),
+          **row.measured._asdict(),
+          'verdict': row.verdict,
+        }
+        for row in done.rows
+      ],
       'figure': dict(drawn.get(name, {})),
       'numbers': done.numbers,
     }
@@ -202,37 +204,15 @@ def to_json(
   return without_nan(answer)
 
 
-def _row_to_json(row: claims.Row) -> dict[str, Any]:
-  # JSON has no infinity either: a range without an end has None there.
-  ends = {
-    end: None if abs(at) == float('inf') else at
-    for end, at in (('low', row.claim.low), ('high', row.claim.high))
-  }
-  return {
-    'name': row.name,
-    **row.claim._asdict(),
-    **ends,
-    **row.measured._asdict(),
-    'verdict': row.verdict,
-  }
-
-
 def cells(row: claims.Row) -> dict[str, str]:
   """A line of the claims table: the text of every cell by its column."""
-  text, example = row.claim.text, row.measured.example
-  return dict(
-    zip(
-      COLUMNS,
-      (
-        row.verdict,
-        f'{text} {example}'.strip(),
-        row.claim.source,
-        claims.expected(row.claim),
-        claims.value(row.measured),
-      ),
-      strict=True,
-    )
-  )
+  return {
+    'verdict': row.verdict,
+    'claim': f'{row.claim.text} {row.measured.example}'.strip(),
+    'source': row.claim.source,
+    'expected': claims.expected(row.claim),
+    'measured': claims.value(row.measured),
+  }
 
 
 def linked(source: str) -> str:
@@ -271,7 +251,7 @@ def _page(
     shown, experiment = drawn[name], done.experiment
     title, measured = shown['title'], f'Measured in {done.seconds:.1f} s.'
     parts: list[report.Part] = []
-    made, is_all = figures.of_experiment(experiment, done.numbers)
+    made, is_all = figures.make_charts(experiment, done.numbers)
     if is_all:
       parts += [report.Text(title), *made, report.Text(measured, 'note')]
     else:
@@ -298,12 +278,11 @@ def _page(
 
 def _markdown(results: Mapping[str, Result], drawn) -> str:
   """The claims table of all experiments, then a figure of each."""
-  lines = ['# Claims and verdicts', '']
-  lines += ['| | ' + ' | '.join(COLUMNS) + ' |', '| --- ' * 6 + '|']
+  head = '| | ' + ' | '.join(COLUMNS) + ' |'
+  lines = ['# Claims and verdicts', '', head, '| --- ' * 6 + '|']
   for done in results.values():
     for row in done.rows:
-      line = cells(row)
-      line |= {
+      line = cells(row) | {
         'verdict': f'**{row.verdict}**', 'source': linked(row.claim.source)
       }  # fmt: skip
       texts = [cell.replace('|', '&#124;') for cell in line.values()]

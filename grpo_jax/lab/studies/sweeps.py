@@ -37,7 +37,7 @@ class Sweep(NamedTuple):
     outcome: The type of an outcome.
     train: `(config, arm, seed, params) -> outcome`. Trains one arm from given
       parameters, which it does not change; `config.steps` rollouts.
-    told: What the line of progress says of an outcome.
+    progress: What the line of progress says of an outcome.
   """
 
   name: str
@@ -45,7 +45,7 @@ class Sweep(NamedTuple):
   arm: type
   outcome: type
   train: Callable[..., Any]
-  told: Callable[[Any], str]
+  progress: Callable[[Any], str]
 
 
 def run(
@@ -119,8 +119,8 @@ def _run_all(
     if (arm, seed) in done:
       continue
     if seed not in warmed:
-      of_seed = dataclasses.replace(config, seed=seed)
-      warmed = {seed: bare.warmed_up(of_seed, workdir)}
+      seeded = dataclasses.replace(config, seed=seed)
+      warmed = {seed: bare.warmed_up(seeded, workdir)}
     begun = time.monotonic()
     outcome = sweep.train(config, arm, seed, warmed[seed])
     secs = time.monotonic() - begun
@@ -130,7 +130,7 @@ def _run_all(
       lines.write(json.dumps(line) + '\n')
     print(
       f'{number}/{len(wanted)}  {plain_text.printable(arm.label)}  '
-      f'seed {seed}  {sweep.told(outcome)}  {secs:.0f} s',
+      f'seed {seed}  {sweep.progress(outcome)}  {secs:.0f} s',
       file=sys.stderr,
       flush=True,
     )

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from grpo_jax.lab import report
-from grpo_jax.lab.report import settings
+from grpo_jax.lab.report import sections
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
@@ -40,9 +40,9 @@ def page(tmp_path_factory):
     )
   with pytest.MonkeyPatch.context() as patch:
     audit = [('method', 'weight', '1/N'), ('method', 'ratio', 'token')]
-    patch.setattr(settings.diagnostics, 'audit', lambda method: None)
-    patch.setattr(settings.diagnostics, 'describe', lambda *_: audit)
-    made = report.of_runs([str(workdir) for workdir in workdirs])
+    patch.setattr(sections.diagnostics, 'audit', lambda method: None)
+    patch.setattr(sections.diagnostics, 'describe', lambda *_: audit)
+    made = report.make_page([str(workdir) for workdir in workdirs])
   report.write(folder / 'page.html', made)
   return folder / 'page.html'
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_jax.lab.report import settings
+from grpo_jax.lab.report import sections
 
 
 @pytest.fixture
@@ -12,4 +12,4 @@ def quick_audit(monkeypatch):
   def quick(method):
     raise ValueError('No audit in this test.')
 
-  monkeypatch.setattr(settings.diagnostics, 'audit', quick)
+  monkeypatch.setattr(sections.diagnostics, 'audit', quick)

@@ -131,7 +131,7 @@ def metrics(rewards, cosines, every=1):
 
 def section_of(folder, made, rollouts):
   made_runs.run(folder, rollouts=rollouts, metrics=made)
-  page = report.of_runs([str(folder)])
+  page = report.make_page([str(folder)])
   found = [x for x in page.sections if x.title == 'Gradients of prompts']
   assert 'Gradients of prompts' not in report.as_html(page) or found
   return found

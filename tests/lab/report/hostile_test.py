@@ -68,7 +68,7 @@ def test_a_folder_in_place_of_metrics_is_refused_in_a_sentence(tmp_path):
   folder = made_runs.run(tmp_path / 'a', None)
   (folder / 'metrics.jsonl').mkdir()
   with pytest.raises(ValueError, match='metrics.jsonl cannot be read'):
-    report.of_runs([str(folder)])
+    report.make_page([str(folder)])
   out = tmp_path / 'page.html'
   done = call('report', f'--workdir={folder}', f'--out={out}')
   assert done.returncode and not out.exists()

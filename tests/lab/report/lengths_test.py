@@ -21,7 +21,7 @@ def page_of_seeds(folder, lengths, metrics=lambda seed, step: {}):
     changes = {'optim.decay': 'constant'}  # so that `steps` may differ
     made_runs.run(folder / f's{seed}', length, seed, of_step, **changes)
   workdirs = [str(folder / f's{seed}') for seed in range(len(lengths))]
-  return report.of_runs(workdirs)
+  return report.make_page(workdirs)
 
 
 def reward_of(page):

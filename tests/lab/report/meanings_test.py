@@ -4,33 +4,33 @@ import re
 
 import pytest
 
-from grpo_jax.lab.report import meanings
+from grpo_jax.lab.report import words
 
-NAMES = sorted(meanings._MEANINGS)
+NAMES = sorted(words._MEANINGS)
 
 
 @pytest.mark.parametrize('name', ['clipped_high', 'clipped_low', 'clipped_cap'])
 def test_the_ratio_is_explained_where_tokens_are_clipped_by_it(name):
-  said = meanings.measured(name)
+  said = words.measured(name)
   assert 'how many times as probable a token is now as when it was' in said
 
 
 def test_effective_sample_size_says_what_is_counted():
-  assert meanings.label('ess_token') == 'effective sample size'
-  said = meanings.measured('ess_token')
+  assert words.label('ess_token') == 'effective sample size'
+  said = words.measured('ess_token')
   assert said.startswith('How many tokens of equal weight would tell as much')
 
 
 def test_the_difference_of_halves_says_what_it_is_for():
-  assert meanings.label('geometry_within').startswith('dependence on')
-  said = meanings.measured('geometry_within')
+  assert words.label('geometry_within').startswith('dependence on')
+  said = words.measured('geometry_within')
   assert said.startswith('How much the gradient of a prompt depends on which')
 
 
 @pytest.mark.parametrize('name', NAMES)
 def test_a_name_of_a_paper_stands_with_the_paper_and_its_meaning(name):
-  said = meanings.measured(name)
+  said = words.measured(name)
   for short in re.findall(r'\b[AR]\d\b|\bM\b', said):
     assert 'Ge et al. (arXiv:2601.23135) is that' in said, short
-  if 'assumption' in meanings.label(name):
+  if 'assumption' in words.label(name):
     assert 'Ge et al.' in said

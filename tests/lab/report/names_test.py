@@ -24,7 +24,7 @@ def two(tmp_path):
     start = json.loads((folder / 'versions.json').read_text())[0]
     text = json.dumps([{**start, 'git': git}])
     (folder / 'versions.json').write_text(text)
-  return report.of_runs([str(tmp_path / name) for name in revisions])
+  return report.make_page([str(tmp_path / name) for name in revisions])
 
 
 def test_each_run_keeps_its_versions(two):
@@ -46,10 +46,10 @@ def test_each_run_keeps_its_alarms(two):
 def test_a_workdir_that_is_given_twice_is_one_run(tmp_path, monkeypatch):
   made_runs.run(tmp_path / 'a')
   monkeypatch.chdir(tmp_path)
-  page = report.of_runs(['a', 'a/', './a', str(tmp_path / 'a')])
+  page = report.make_page(['a', 'a/', './a', str(tmp_path / 'a')])
   assert page.title == 'a' and page.about.startswith('1 run,')
   monkeypatch.chdir(tmp_path / 'a')
-  assert report.of_runs(['.']).title == 'a'
+  assert report.make_page(['.']).title == 'a'
 
 
 def test_groups_that_nothing_short_tells_apart_have_the_names_of_runs(

@@ -18,7 +18,7 @@ def test_the_page_of_a_run_has_tokens_and_problems(tmp_path):
   }
   steps = [f'step_{step:08d}.parquet' for step in range(3)]
   assert names == {'completions': steps[1:], 'evaluations': steps[::2]}
-  text = report.as_html(report.of_runs([str(tmp_path / 'run')]))
+  text = report.as_html(report.make_page([str(tmp_path / 'run')]))
   assert text.count('<pre class="tokens"') == 2 * 3 * 4  # 3 prompts, 4 each
   assert 'of 20 problems became right' in text
   assert 'host_peak_gib' in text and 'zero above 1.2 for A' in text

@@ -9,7 +9,7 @@ from tests.lab.report.html_tree import Tree
 
 
 def page_of(*workdirs):
-  return report.as_html(report.of_runs([str(x) for x in workdirs]))
+  return report.as_html(report.make_page([str(x) for x in workdirs]))
 
 
 def data_of(text):

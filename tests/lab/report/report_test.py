@@ -9,11 +9,9 @@ import pytest
 
 from grpo_jax import diagnostics
 from grpo_jax.lab import report
-from grpo_jax.lab.report import groups
-from grpo_jax.lab.report import intervals
+from grpo_jax.lab.report import curves
 from grpo_jax.lab.report import read
 from grpo_jax.lab.report import sections
-from grpo_jax.lab.report import settings
 from tests.cli import call
 from tests.lab.report import made_runs
 from tests.lab.report.html_tree import Tree
@@ -84,7 +82,7 @@ def test_seeds_are_one_curve_with_an_interval(three):
   assert len(curve['runs']) == 3
   k = curve['x'].index(17)
   values = [made_runs.record(17, seed)['reward'] for seed in range(3)]
-  want = intervals.of_mean(values)
+  want = curves.mean_interval(values)
   assert curve['mean'][k] == pytest.approx(want.mean, rel=1e-4)
   assert curve['high'][k] - curve['mean'][k] == pytest.approx(
     want.half, rel=1e-3
@@ -164,7 +162,7 @@ def test_ten_thousand_rollouts_are_a_small_page(tmp_path):
   with (folder / 'metrics.jsonl').open('w') as file:
     for step, row in enumerate(values):
       file.write(json.dumps({'step': step, **dict(zip(names, row))}) + '\n')
-  size = report.write(tmp_path / 'page', report.of_runs([str(folder)]))
+  size = report.write(tmp_path / 'page', report.make_page([str(folder)]))
   assert size == (tmp_path / 'page').stat().st_size
   assert size < 5e6
   assert len(data_of((tmp_path / 'page').read_text())) == len(names)
@@ -178,7 +176,7 @@ def test_many_runs_are_a_small_page_too():
     values = {name: rng.normal(size=len(steps)) for name in names}
     return read.Run('', None, {}, None, read.Metrics(steps, values, 0), [], [])
 
-  of_groups = [groups.Group(f'{k}', [run(), run(), run()]) for k in range(4)]
+  of_groups = [read.Group(f'{k}', [run(), run(), run()]) for k in range(4)]
   charts = sections.Charts(of_groups)
   page = report.Page('', '', [sections.others(charts)])
   assert len(report.as_html(page)) < 5e6
@@ -218,8 +216,8 @@ def test_no_part_of_a_page_is_read_as_html():
   bad = made_runs.NASTY
   points = [(np.arange(3), np.arange(3.0)), (np.arange(3), np.ones(3))]
   curves = [
-    report.curve_of_runs(bad, points),
-    report.curve_of_runs(bad, points),
+    report.make_curve(bad, points),
+    report.make_curve(bad, points),
   ]
   token = report.Token(bad, 1.0, -1.0)
   each = [
@@ -390,7 +388,7 @@ def test_tokens_have_the_colours_of_what_updates_did(tmp_path):
 
 
 def test_the_method_is_audited_in_words(tmp_path, monkeypatch):
-  monkeypatch.setattr(settings.diagnostics, 'audit', REAL)
+  monkeypatch.setattr(sections.diagnostics, 'audit', REAL)
   folder = made_runs.run(tmp_path / 'a')
   config = json.loads((folder / 'config.json').read_text())
   config['learner'] |= {'method': 'dapo', 'method_kwargs': {'high': 0.5}}
@@ -420,7 +418,7 @@ def test_a_study_makes_a_page_of_its_own(tmp_path):
   chart = report.Chart(
     'The best rate is 0.001',
     'Reward after training.',
-    [report.curve_of_runs('Adam', made)],
+    [report.make_curve('Adam', made)],
     x_label='learning rate',
     x_log=True,
   )

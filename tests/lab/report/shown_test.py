@@ -20,7 +20,7 @@ def page_of_rates(folder, number, seeds=1):
   for workdir in workdirs:
     made_runs.with_completions(workdir, 5)
     made_runs.with_evaluations(workdir, [(0, 1)], (0, 10))
-  return report.of_runs([str(workdir) for workdir in workdirs])
+  return report.make_page([str(workdir) for workdir in workdirs])
 
 
 def notes_of(page, section):
@@ -57,5 +57,5 @@ def test_it_is_said_where_the_first_groups_have_written_nothing(
     for rate in range(1, 5)
   ]
   made_runs.with_completions(workdirs[3], 5)
-  page = report.of_runs([str(workdir) for workdir in workdirs])
+  page = report.make_page([str(workdir) for workdir in workdirs])
   assert notes_of(page, section)[0].startswith('Only the first 3 of 4 groups')

@@ -7,7 +7,6 @@ import pytest
 
 from grpo_jax.lab import report
 from grpo_jax.lab.report import read
-from grpo_jax.lab.report import silence
 from tests.lab.report import made_runs
 from tests.lab.report.html_tree import Tree
 from tests.lab.report.pages import page_of
@@ -36,7 +35,7 @@ def title_of(page, section, key):
 
 def test_a_run_that_breaks_is_warned_of_marked_and_titled(tmp_path):
   folder = made_runs.run(tmp_path / 'a', 100, metrics=breaks)
-  page = report.of_runs([str(folder)])
+  page = report.make_page([str(folder)])
   warnings = [
     part.text
     for part in parts_of(page, 'Summary')
@@ -60,7 +59,7 @@ def test_a_run_that_breaks_is_warned_of_marked_and_titled(tmp_path):
 def test_a_chart_of_seeds_says_how_many_of_them_break(tmp_path):
   made_runs.run(tmp_path / 'a', 100, metrics=breaks)
   made_runs.run(tmp_path / 'b', 100, seed=1)
-  page = report.of_runs([str(tmp_path / 'a'), str(tmp_path / 'b')])
+  page = report.make_page([str(tmp_path / 'a'), str(tmp_path / 'b')])
   title = title_of(page, 'What was learned', 'reward')
   assert title.endswith('; 1 of 2 runs until rollout 30')
 
@@ -88,14 +87,14 @@ def run_of(known, number):
 def test_a_metric_that_is_measured_now_and_then_is_not_silent(every, first):
   for number in range(2, 300):
     run = run_of(np.arange(first, number, every), number)
-    assert not silence.of_run(run)
+    assert not read.find_silences(run)
 
 
 def test_a_metric_that_is_measured_now_and_then_may_fall_silent():
   run = run_of(np.arange(0, 101, 10), 300)
-  assert silence.of_run(run) == [silence.Silence(100, 101, ['m'])]
-  assert silence.until(run, 'm') == 100
-  assert silence.until(run, 'of no run') is None
+  assert read.find_silences(run) == [read.Silence(100, 101, ['m'])]
+  assert read.silent_after(run, 'm') == 100
+  assert read.silent_after(run, 'of no run') is None
 
 
 @pytest.mark.parametrize('share', [0.1, 0.5, 0.9])
@@ -104,7 +103,7 @@ def test_a_metric_that_is_measured_at_random_is_rarely_silent(share):
   false = 0
   for seed in range(500):
     known = np.random.default_rng(seed).random(150) < share
-    false += bool(silence.of_run(run_of(known, len(known))))
+    false += bool(read.find_silences(run_of(known, len(known))))
   assert false <= 10
 
 

@@ -14,7 +14,7 @@ def chart_of(number):
   """A chart with so many curves."""
   steps = np.arange(30)
   curves = [
-    report.curve_of_runs(f'curve {k}', [(steps, steps + float(k))])
+    report.make_curve(f'curve {k}', [(steps, steps + float(k))])
     for k in range(number)
   ]
   return svg.chart(report.Chart('', '', [x for x in curves if x]), 1)

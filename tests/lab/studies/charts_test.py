@@ -14,7 +14,7 @@ X = np.array([1.0, 10.0, 100.0])
 def drawing(*draws):
   """An experiment with axes for each of some functions that draw."""
 
-  def draw(numbers, figure, colors):
+  def draw(numbers, found, figure, colors):
     axes = np.ravel(figure.subplots(1, len(draws)))
     for one, onto in zip(draws, axes):
       one(onto, colors)
@@ -50,7 +50,7 @@ def nameless(axes, colors):
 
 
 def test_lines_become_curves_with_their_names_and_numbers():
-  (chart,), is_all = figures.of_experiment(drawing(lines), {})
+  (chart,), is_all = figures.make_charts(drawing(lines), {})
   assert is_all
   assert chart.title == 'growth' and chart.measured == 'seconds'
   assert chart.x_label == 'size' and chart.x_log and not chart.y_log
@@ -68,7 +68,7 @@ def test_lines_become_curves_with_their_names_and_numbers():
 
 @pytest.mark.parametrize('draw', [bars, cloud, nameless])
 def test_what_is_no_curve_has_no_chart(draw):
-  assert figures.of_experiment(drawing(draw), {}) == ([], False)
+  assert figures.make_charts(drawing(draw), {}) == ([], False)
 
 
 def test_values_that_a_logarithm_has_not_are_left_out():
@@ -77,7 +77,7 @@ def test_values_that_a_logarithm_has_not_are_left_out():
     axes.axhline(1, color=colors['faint'])
     axes.set(xscale='log', yscale='log')
 
-  ((chart,), _) = figures.of_experiment(drawing(draw), {})
+  ((chart,), _) = figures.make_charts(drawing(draw), {})
   np.testing.assert_array_equal(chart.curves[0].x, X[1:])
   np.testing.assert_array_equal(chart.curves[1].x, X[[0, -1]])
   assert report.as_html(
@@ -93,7 +93,7 @@ def test_of_many_points_some_are_shown_at_equal_distances(scale):
     axes.plot(many, many**2, color=colors['first'], label='a')
     axes.set(xscale=scale, ylabel='seconds')
 
-  ((chart,), _) = figures.of_experiment(drawing(draw), {})
+  ((chart,), _) = figures.make_charts(drawing(draw), {})
   assert (chart.title, chart.measured) == ('seconds', '')
   curve = chart.curves[0]
   assert curve.x[0] == 1 and curve.x[-1] == 5000 and len(curve.x) <= 200

@@ -20,7 +20,7 @@ from tests.lab.studies import measured
 def made(run):
   """An experiment with one claim, which takes what `run` does."""
 
-  def draw(numbers, figure, colors):
+  def draw(numbers, found, figure, colors):
     figure.subplots().plot([1, 2], [1, 2])
     return 'A line.'
 

@@ -1,10 +1,10 @@
 """Experiments on the claims of two papers: `grpo-jax study NAME|all --out=DIR`.
 
 The papers are Fontana et al. (arXiv 2601.05002) on what group-based methods
-optimise, and Ge et al. (arXiv 2601.23135) on why GRPO normalises. Every module
-here without an underscore is one experiment: its claims, a function that
-measures, one that reads from the numbers what the claims are about, and one
-that draws. The optimizers, losses and audits are those that runs use.
+optimise, and Ge et al. (arXiv 2601.23135) on why GRPO normalises. A module has
+the experiments on one subject, each with its claims, a function that measures,
+one that reads from the numbers what the claims are about, and one that draws.
+The optimizers, losses and audits are those that runs use.
 """
 
 import importlib
@@ -25,7 +25,8 @@ def experiment(name: str) -> claims.Experiment:
   'E8b'
   """
   # Only when it is asked for: some import JAX.
-  return importlib.import_module(f'{__name__}.{name}').EXPERIMENT
+  module = importlib.import_module(f'{__name__}.{EXPERIMENTS[name]}')
+  return module.EXPERIMENTS[name]
 
 
 def run(

@@ -28,7 +28,7 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.figures import SERIES
-from grpo_jax.lab.studies.papers import _settings
+from grpo_jax.lab.studies.papers import bandits
 
 _PROMPTS, _ANSWERS, _GROUP, _SHARED, _STEPS = 16, 8, 8, 16, 200
 _HARDEST, _EASIEST = 0.02, 0.9
@@ -166,15 +166,15 @@ def _train(features, theta, settings, rates, keys, *, arm, adaptive):
     optimizer = optax.trace(decay)
 
   def one(rate, features, theta, key):
-    bandit = _settings.tabular(reward)._replace(features=features)
+    bandit = bandits.tabular(reward)._replace(features=features)
 
     def step(carry, key):
       theta, state = carry
-      failure = 1 - _settings.value(bandit, theta)
+      failure = 1 - bandits.value(bandit, theta)
       uniform = jax.random.uniform(key, (_PROMPTS, _GROUP))
-      answer = _settings.sample(bandit, theta, uniform)
-      batch, credited = _settings.rollout(method, bandit, theta, answer)
-      _, gradient = _settings.loss_and_gradient(
+      answer = bandits.sample(bandit, theta, uniform)
+      batch, credited = bandits.rollout(method, bandit, theta, answer)
+      _, gradient = bandits.loss_and_gradient(
         method, bandit, theta, answer, batch, credited
       )
       update, state = optimizer.update(gradient, state, theta)
@@ -189,7 +189,7 @@ def _train(features, theta, settings, rates, keys, *, arm, adaptive):
   )
 
 
-def run(full: bool = False) -> dict[str, Any]:
+def _run(full: bool = False) -> dict[str, Any]:
   """Trains every optimizer at every rate, with and without the division.
 
   Args:
@@ -306,8 +306,7 @@ def _gain(numbers, share: float, name: str) -> Measured:
   return _held_out(numbers['failure'][str(share)][name])
 
 
-def measure(numbers) -> dict[str, Measured]:
-  """See `Experiment`."""
+def _measure(numbers) -> dict[str, Measured]:
   _, half, most = SHARES
   alike = numbers['alike']
   low = {
@@ -354,8 +353,7 @@ def draw_gains(axes, names, gains, color, offset=0.0, label=None) -> None:
   axes.set(xlabel='log2 (failures, plain / divided)')
 
 
-def draw(numbers, figure, colors) -> str:
-  """See `Experiment`."""
+def _draw(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   half = numbers['failure'][str(SHARES[1])]
   draw_rates(left, numbers['rates'], half, ('SGD', 'Adam'), colors)
@@ -370,7 +368,6 @@ def draw(numbers, figure, colors) -> str:
   right.axvline(0, color=colors['faint'], lw=1)
   # Beside the intervals, wherever they lie.
   right.legend(loc='upper center', bbox_to_anchor=(0.4, -0.16), ncols=3)
-  found = measure(numbers)
   sgd, adam = found['sgd_same'].mean, found['adam_same'].mean
   return (
     'Dividing by the deviation, at equal rates well below the best: failures '
@@ -379,6 +376,8 @@ def draw(numbers, figure, colors) -> str:
   )
 
 
-EXPERIMENT = Experiment(
-  'E10', 'dividing by the deviation under Adam', CLAIMS, run, measure, draw
-)
+EXPERIMENTS = {
+  'normalized_optimizer': Experiment(
+    'E10', 'dividing by the deviation under Adam', CLAIMS, _run, _measure, _draw
+  )
+}

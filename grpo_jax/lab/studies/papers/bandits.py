@@ -1,13 +1,8 @@
-"""The small settings that several experiments share, with exact gradients.
+"""Bandits with exact policies, and the coefficients that methods give groups.
 
-- One prompt with K answers and a logit for each, of which one is right: all
-  wrong answers begin equally likely and stay so, and the gap between the right
-  logit and the others is all there is (`train`). This is the setting of Ge et
-  al. (arXiv 2601.23135) with X = identity, where X_max = 1.
-- Log-linear policies on several prompts that share their parameters: pi(k | i)
-  is the softmax over k of x_ik . theta, and answer 0 is right (Ge et al.,
-  equation 6).
-- Bandits, and the coefficients that a method gives to whole groups.
+A bandit has P prompts with K answers each, of which a policy, log-linear in its
+features, draws one. What methods make of its rollouts is computed with the
+losses that runs use.
 """
 
 from collections.abc import Callable
@@ -21,82 +16,31 @@ import numpy as np
 from grpo_jax import losses
 
 
+def credited(
+  method: losses.LossTransform, mask, reward, **fields
+) -> tuple[losses.Batch, Any]:
+  """A rollout [P,G,T] ready for updates, and the method's state."""
+  batch = losses.make_batch(mask, reward, **fields)
+  batch, state = losses.credit(method, batch, method.init())
+  return losses.prepare(method, batch, state), state
+
+
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
   """`jax.jit` without most optimizations, with which compiling takes longer."""
   options = {'xla_backend_optimization_level': 0}
   return jax.jit(function, compiler_options=options)
 
 
-def train(start, answers: int, rate: float, steps: int, normalized: bool):
-  """Follows the exact gradient of one prompt, every step.
-
-  Args:
-    start: Success probabilities to begin with, [S], in (0, 1).
-    answers: K, at least 2.
-    rate: The step size.
-    steps: T.
-    normalized: Whether the gradient is divided by the deviation of the reward
-      (GRPO) or not (REINFORCE).
+def over_betas(function: Callable[..., Any], betas, others) -> np.ndarray:
+  """`function(b1, b2, other) -> f64[K]` for all pairs of betas and all others.
 
   Returns:
-    The success probability at every step, the first included, f64[T + 1, S].
+    What it returns, f64[B,O,K].
   """
-  start = np.asarray(start, np.float64)
-  z = np.log(start / (1 - start)) + np.log(answers - 1)
-  path = np.empty((steps + 1, *start.shape))
-  for t in range(steps + 1):
-    wrong = 1 / (1 + np.exp(z) / (answers - 1))  # exact where p is next to 1
-    path[t] = 1 - wrong
-    size = (1 - wrong) * wrong
-    if normalized:
-      size = np.sqrt(size)
-    z = z + rate * size * answers / (answers - 1)
-  return path
-
-
-def gradient_squared(p, answers: int):
-  """The squared norm of the exact gradient at success probability p."""
-  return (p * (1 - p)) ** 2 * answers / (answers - 1)
-
-
-def deviation(p):
-  """The standard deviation of a binary reward."""
-  return np.sqrt(p * (1 - p))
-
-
-def features(seed: int, prompts: int, answers: int, width: int, shared: float):
-  """Random features f64[I,K,D] of norm about 1.
-
-  Args:
-    seed: Of the random numbers.
-    prompts: I.
-    answers: K.
-    width: D.
-    shared: Part of the variance, in [0, 1], that an answer's features have in
-      common over prompts.
-  """
-  random = np.random.default_rng(seed)
-  own = random.normal(size=(prompts, answers, width))
-  common = random.normal(size=(1, answers, width))
-  mixed = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
-  return mixed / np.sqrt(width)
-
-
-def softmax(logits):
-  """Probabilities f64[...,K] of logits."""
-  pi = np.exp(logits - logits.max(-1, keepdims=True))
-  return pi / pi.sum(-1, keepdims=True)
-
-
-def policy(x, theta):
-  """Probabilities f64[I,K]."""
-  return softmax(x @ theta)
-
-
-def gradients(x, pi):
-  """Exact gradients of each prompt's success probability, f64[I,D]."""
-  mean = np.einsum('ik,ikd->id', pi, x)
-  return pi[:, :1] * (x[:, 0] - mean)
+  with jax.enable_x64(True):
+    b1, b2 = (jnp.array(one)[:, None] for one in zip(*betas, strict=True))
+    every = jax.jit(jnp.vectorize(function, signature='(),(),()->(k)'))
+    return np.asarray(every(b1, b2, jnp.array(others)[None]))
 
 
 class Bandit(NamedTuple):
@@ -134,13 +78,13 @@ def sample(bandit: Bandit, theta, uniform) -> jax.Array:
   return jnp.minimum(answer, bandit.reward.shape[-1] - 1)
 
 
-def _of(values, answer):
+def _chosen(values, answer):
   return jnp.take_along_axis(values, answer, axis=1)
 
 
 def token_logp(bandit: Bandit, theta, answer) -> jax.Array:
   """Log-probabilities of tokens, f64[P,G,T]; after the first they are 0."""
-  first = _of(log_policy(bandit, theta), answer)[..., None]
+  first = _chosen(log_policy(bandit, theta), answer)[..., None]
   return jnp.pad(first, ((0, 0), (0, 0), (0, bandit.width - 1)))
 
 
@@ -159,14 +103,13 @@ def rollout(
   Returns:
     The batch, and the method's state.
   """
-  length = _of(bandit.length, answer)
-  batch = losses.make_batch(
+  length = _chosen(bandit.length, answer)
+  return credited(
+    method,
     jnp.arange(bandit.width)[None, None] < length[..., None],
-    scale * _of(bandit.reward, answer),
+    scale * _chosen(bandit.reward, answer),
     logp_old=token_logp(bandit, theta, answer),
   )
-  batch, state = losses.credit(method, batch, method.init())
-  return losses.prepare(method, batch, state), state
 
 
 def loss_and_gradient(method, bandit, theta, answer, batch, state):
@@ -179,7 +122,7 @@ def loss_and_gradient(method, bandit, theta, answer, batch, state):
   return jax.value_and_grad(loss)(theta)
 
 
-def of_groups(
+def group_coefficients(
   method: losses.LossTransform,
   reward: np.ndarray,
   length: np.ndarray,
@@ -199,11 +142,8 @@ def of_groups(
   mask = np.arange(length.max()) < length[..., None]
 
   def one(mask, reward, fields):
-    batch = losses.make_batch(
-      mask[None], reward[None], **{k: v[None] for k, v in fields.items()}
-    )
-    batch, state = losses.credit(method, batch, method.init())
-    batch = losses.prepare(method, batch, state)
+    fields = {name: one[None] for name, one in fields.items()}
+    batch, state = credited(method, mask[None], reward[None], **fields)
 
     def loss(logp):
       return losses.surrogate_loss(method, logp, batch, state)[0]

@@ -1,4 +1,8 @@
-"""E4: when a factor on all rewards changes nothing under Adam."""
+"""Experiments on the scale of the rewards under Adam.
+
+- E4, `reward_scale`: when a factor on all rewards changes nothing.
+- E5, `reward_jump`: what a jump of the scale does to the step.
+"""
 
 from typing import Any
 
@@ -13,11 +17,13 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Experiment
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.figures import SERIES
-from grpo_jax.lab.studies.papers import _settings
+from grpo_jax.lab.studies.papers import bandits
 
-FACTORS = 1.0, 2.0**10, 2.0**-10, 10.0, 1000.0, 2.0**-13
+# E4: when a factor on all rewards changes nothing under Adam.
+
+FACTORS_SCALE = 1.0, 2.0**10, 2.0**-10, 10.0, 1000.0, 2.0**-13
 EPSILONS = 0.0, 1e-15, 1e-8, 1e-5, 1e-3
-_STEPS, _RATE, _GROUP = 300, 0.05, 8
+_STEPS_SCALE, _RATE, _GROUP = 300, 0.05, 8
 _NEVER = 1e300  # a norm of the gradient that is never reached
 OTHERS = {  # epsilon 0: coefficient of the KL, largest norm, whether SGD
   'kl': (0.05, _NEVER, False),
@@ -26,7 +32,7 @@ OTHERS = {  # epsilon 0: coefficient of the KL, largest norm, whether SGD
   'sgd': (0.0, _NEVER, True),
 }
 
-CLAIMS = {
+_SCALE_CLAIMS = {
   'powers_of_two': Claim(
     'Without epsilon a factor 2^10 or 2^-10 on the rewards changes no bit of '
     'the parameters after 300 steps (largest change).',
@@ -88,29 +94,25 @@ CLAIMS = {
 }
 
 
-def run(full: bool = False) -> dict[str, Any]:
+def _run_scale() -> dict[str, Any]:
   """Trains a bandit with the same random numbers under every factor.
-
-  Args:
-    full: Not used.
 
   Returns:
     For every epsilon, and for every setting of `OTHERS`, by factor: `change`,
     the largest change of a parameter against factor 1; `value`, the expected
     reward at the end; `step`, the first step of each parameter.
   """
-  del full
   rows = [(e, 0.0, _NEVER, False) for e in EPSILONS]
   rows += [(0.0, *other) for other in OTHERS.values()]
   with jax.enable_x64(True):
     given = (np.array(column)[:, None] for column in zip(*rows, strict=True))
     train = jnp.vectorize(_train, signature='(),(),(),(),()->(d),(),(d),(d)')
-    found = _settings.jit(train)(np.array(FACTORS)[None], *given)
+    found = bandits.jit(train)(np.array(FACTORS_SCALE)[None], *given)
     theta, value, step, root = map(np.asarray, found)
   change = np.abs(theta - theta[:, :1]).max(axis=-1)
   names = [f'{e:g}' for e in EPSILONS] + list(OTHERS)
   return {
-    'factors': FACTORS,
+    'factors': FACTORS_SCALE,
     'change': dict(zip(names, change.tolist(), strict=True)),
     'value': dict(zip(names, value.tolist(), strict=True)),
     'step': step[: len(EPSILONS)].tolist(),
@@ -124,8 +126,8 @@ def _train(factor, epsilon, beta, norm, sgd):
   # Rewards in eighths, so that advantages add up to exactly 0. Else answers
   # that were not drawn would have gradients of rounding, which Adam without
   # epsilon makes into whole steps.
-  bandit = _settings.tabular(random.integers(0, 9, (8, 6)) / 8)
-  uniform = random.uniform(size=(_STEPS, 8, _GROUP))
+  bandit = bandits.tabular(random.integers(0, 9, (8, 6)) / 8)
+  uniform = random.uniform(size=(_STEPS_SCALE, 8, _GROUP))
   method = losses.chain(
     losses.center_by_group(),
     losses.mean_over_sequences(),
@@ -137,14 +139,14 @@ def _train(factor, epsilon, beta, norm, sgd):
   theta = jnp.zeros(bandit.reward.size)
 
   def penalty(theta):  # KL to the policy at the start, which is uniform
-    logp = _settings.log_policy(bandit, theta)
+    logp = bandits.log_policy(bandit, theta)
     return beta * jnp.mean(jnp.sum(jnp.exp(logp) * logp, axis=-1))
 
   def step(carry, uniform):
     theta, state = carry
-    answer = _settings.sample(bandit, theta, uniform)
-    batch, credited = _settings.rollout(method, bandit, theta, answer, factor)
-    gradient = _settings.loss_and_gradient(
+    answer = bandits.sample(bandit, theta, uniform)
+    batch, credited = bandits.rollout(method, bandit, theta, answer, factor)
+    gradient = bandits.loss_and_gradient(
       method, bandit, theta, answer, batch, credited
     )[1]
     gradient = gradient + jax.grad(penalty)(theta)
@@ -158,7 +160,7 @@ def _train(factor, epsilon, beta, norm, sgd):
   )
   return (
     theta,
-    _settings.value(bandit, theta),
+    bandits.value(bandit, theta),
     updates[0],
     jnp.abs(gradients[0]),
   )
@@ -177,8 +179,7 @@ def _collapse(numbers) -> tuple[np.ndarray, np.ndarray]:
   return e, steps / steps[:1]
 
 
-def measure(numbers) -> dict[str, Measured]:
-  """See `Experiment`."""
+def _measure_scale(numbers) -> dict[str, Measured]:
   change, factors = numbers['change'], list(numbers['factors'])
   exact = np.array(change['0'])
   two = [factors.index(one) for one in (2.0**10, 2.0**-10)]
@@ -197,8 +198,7 @@ def measure(numbers) -> dict[str, Measured]:
   }
 
 
-def draw(numbers, figure, colors) -> str:
-  """See `Experiment`."""
+def _draw_scale(numbers, found, figure, colors) -> str:
   left, right = figure.subplots(1, 2)
   e, ratio = _collapse(numbers)
   for i, name in zip(range(1, len(EPSILONS)), SERIES):
@@ -208,9 +208,14 @@ def draw(numbers, figure, colors) -> str:
     )  # fmt: skip
   x = np.geomspace(1e-14, 1e5, 200)
   right.plot(x, x / (1 + x), color=colors['faint'], lw=1, zorder=0)
-  right.set(xscale='log', yscale='log', xlim=(1e-14, 1e5), ylim=(1e-14, 3))
-  right.set_xlabel('epsilon / (phi sqrt(v))')
-  right.set_ylabel('what epsilon takes from a step')
+  right.set(
+    xscale='log',
+    yscale='log',
+    xlim=(1e-14, 1e5),
+    ylim=(1e-14, 3),
+    xlabel='epsilon / (phi sqrt(v))',
+    ylabel='what epsilon takes from a step',
+  )
   right.legend()
   order = np.argsort(numbers['factors'])
   factors = np.array(numbers['factors'])[order]
@@ -221,10 +226,12 @@ def draw(numbers, figure, colors) -> str:
     values = np.array(numbers['value'][name])[order]
     label = {'kl': 'with a KL', 'sgd': 'SGD'}.get(name, f'epsilon {name}')
     left.plot(factors, values, 'o-', ms=4, color=colors[color], label=label)
-  left.set(xscale='log', xlabel='factor on all rewards')
-  left.set_ylabel('expected reward after training')
+  left.set(
+    xscale='log',
+    xlabel='factor on all rewards',
+    ylabel='expected reward after training',
+  )
   left.legend()
-  found = measure(numbers)
   return (
     'Factors on all rewards under Adam: parameters differ by at most '
     f'{found["other_factors"].mean:.0e} without epsilon, by '
@@ -232,6 +239,122 @@ def draw(numbers, figure, colors) -> str:
   )
 
 
-EXPERIMENT = Experiment(
-  'E4', 'the scale of the rewards', CLAIMS, run, measure, draw
-)
+# E5: what a jump of the reward's scale does to Adam's step.
+
+BETAS = (0.9, 0.95), (0.9, 0.999)
+FACTORS_JUMP = 1e-3, 0.1, 10.0, 1e8
+_STEPS_JUMP = 300
+
+_JUMP_CLAIMS = {
+  'formula': Claim(
+    'After a jump g -> phi g the step k is (b1^k + phi (1 - b1^k)) / '
+    'sqrt(b2^k + phi^2 (1 - b2^k)) of the step before (largest relative '
+    'error).',
+    'derived',
+    high=1e-12,
+  ),
+  'acts': Claim(
+    'A change of the scale acts while it is new: largest change of the step '
+    'after a factor of 10.',
+    f'derived; {FONTANA}, prop. 2 needs one scale for the whole history',
+    0.1,
+  ),
+  'first_step': Claim(
+    'A jump to infinity multiplies the first step by 3.16, betas (0.9, 0.999).',
+    'derived',
+    3.155,
+    3.165,
+  ),
+  'first_step_95': Claim(
+    'A jump to infinity leaves 0.447 of the first step, betas (0.9, 0.95).',
+    'derived',
+    0.4465,
+    0.4475,
+  ),
+}
+
+
+def _run_jump() -> dict[str, Any]:
+  """Takes a step of Adam from a steady state, with another gradient.
+
+  Returns:
+    The steps over the one before the jump, `steps[b][f][k]`, k = 1, 2, ....
+  """
+  steps = bandits.over_betas(_jump, BETAS, FACTORS_JUMP).tolist()
+  return {'betas': BETAS, 'factors': FACTORS_JUMP, 'steps': steps}
+
+
+def _jump(b1, b2, factor):
+  """Steps after the jump over the step before, f64[K]."""
+  adam, one = optax.scale_by_adam(b1, b2, eps=0.0), jnp.ones(())
+  # After very many gradients of 1 both moments are 1.
+  steady = optax.ScaleByAdamState(jnp.asarray(10**7, jnp.int32), one, one)
+
+  def step(state, _):
+    update, state = adam.update(factor * one, state)
+    return state, update
+
+  return jax.lax.scan(step, steady, length=_STEPS_JUMP)[1]
+
+
+def equal_gradients_step(b1, b2, factor, k):
+  """The step k after a jump over the step before, if gradients are equal."""
+  first = b1**k + factor * (1 - b1**k)
+  return first / np.sqrt(b2**k + factor**2 * (1 - b2**k))
+
+
+def _formula(numbers) -> np.ndarray:
+  b1, b2 = np.array(numbers['betas']).T[..., None, None]
+  factor = np.array(numbers['factors'])[:, None]
+  k = np.arange(1, np.shape(numbers['steps'])[-1] + 1)
+  return equal_gradients_step(b1, b2, factor, k)
+
+
+def _measure_jump(numbers) -> dict[str, Measured]:
+  steps = np.array(numbers['steps'])
+  return {
+    'formula': Measured(float(np.abs(steps / _formula(numbers) - 1).max())),
+    'acts': Measured(float(np.abs(steps[:, 2] - 1).max())),
+    'first_step': Measured(float(steps[1, 3, 0])),
+    'first_step_95': Measured(float(steps[0, 3, 0])),
+  }
+
+
+def _draw_jump(numbers, found, figure, colors) -> str:
+  axes, law = figure.subplots(1, 2, sharey=True), _formula(numbers)
+  for i, betas in enumerate(numbers['betas']):
+    for j, name in zip(range(3), SERIES):
+      steps, label = numbers['steps'][i][j], f'x{numbers["factors"][j]:g}'
+      k = np.arange(1, len(steps) + 1)
+      axes[i].plot(k, law[i, j], color=colors[name], label=label)
+      axes[i].plot(k[::6], steps[::6], 'o', ms=3.5, color=colors[name])
+    axes[i].axhline(1, color=colors['faint'], lw=1, ls=':')
+    axes[i].set(
+      title=f'betas {tuple(betas)}', xlabel='steps after the jump', xscale='log'
+    )
+  axes[0].set_ylabel('step / step before the jump')
+  axes[0].legend(title='gradient\nline: formula, dots: Adam')
+  return (
+    "After a factor of 10 on the rewards Adam's step changes by up to "
+    f'{found["acts"].mean:.0%} before it is as it was'
+  )
+
+
+EXPERIMENTS = {
+  'reward_scale': Experiment(
+    'E4',
+    'the scale of the rewards',
+    _SCALE_CLAIMS,
+    lambda full: _run_scale(),
+    _measure_scale,
+    _draw_scale,
+  ),
+  'reward_jump': Experiment(
+    'E5',
+    'a jump of the reward scale',
+    _JUMP_CLAIMS,
+    lambda full: _run_jump(),
+    _measure_jump,
+    _draw_jump,
+  ),
+}
