@@ -75,7 +75,7 @@ PICKED = [
     f'{ORACLE}[grpo-0]',
   ),
   (
-    'losses/methods/_sequence.py:gspo',
+    'losses/methods.py:gspo',
     'return chain(',
     'without pool_log_ratio()',
     f'{ORACLE}[gspo-0]',
