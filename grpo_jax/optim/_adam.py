@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax.optim import _parts
-from grpo_jax.optim import _sources
 
 Array = jax.Array
 Tree = Any
@@ -169,7 +168,7 @@ def split_for(
   """`split` for a function that is named in error messages."""
   find(before, who)
   given = gradient is not None
-  values = _sources.of_update(
+  values = _parts.update_parts(
     who,
     transformation,
     gradient if given else jax.tree.map(jnp.zeros_like, updates),

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 
 from grpo_jax.optim import _parts
-from grpo_jax.optim import _sources
 
 _MISSING = re.compile(
   r'\w*update\w*\(\) missing \d+ required '
@@ -96,7 +95,7 @@ def coast(
     raise ValueError(
       f'coast got num_steps={num_steps}; give a static int, 0 or more.'
     )
-  _sources.refuse_pairs('coast', params)
+  _parts.refuse_pairs('coast', params)
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
   # Sums in float32, because bfloat16 would round small steps of a long way off.
@@ -122,7 +121,7 @@ def coast(
 def _decay(transformation, zeros, state, params, extra_args):
   """The part of an update that comes from the parameters, a tree like them."""
   # Memory counts as gradients do, so that only the parameters are told apart.
-  values = _sources.of_update(
+  values = _parts.update_parts(
     'coast',
     transformation,
     zeros,
