@@ -63,7 +63,7 @@ def _read_ratio(subject: _probe.Subject) -> Ratio:
   base = dict(reward=reward, length=length, logp_old=old, advantage=advantage)
   twice = dict(advantage=2 * advantage)
 
-  def of_advantage(changes):
+  def differences(changes):
     """`f(2 A) - f(A)` by name: terms that do not depend on A cancel."""
     double = {f'{name} 2A': x | twice for name, x in changes.items()}
     read = subject.read(subject.probes(base, changes | double))
@@ -72,7 +72,7 @@ def _read_ratio(subject: _probe.Subject) -> Ratio:
 
   at_1 = subject.probe(**base)
   mask = at_1.mask[:, 0, 0]
-  trained = of_advantage({'at 1': {}})['at 1'].objective[:, 0, 0] != 0
+  trained = differences({'at 1': {}})['at 1'].objective[:, 0, 0] != 0
   # Positions of the first completion, those with a coefficient first.
   rank = np.where(trained, 0, np.where(mask, 1, 2))
   order = np.argsort(rank, axis=-1, kind='stable')
@@ -89,7 +89,7 @@ def _read_ratio(subject: _probe.Subject) -> Ratio:
     'balanced': moved(np.log(1.9) * second + np.log(0.1) * third),
     'shifted': dict(logp_old=old + 0.3 * random.normal(size=shape)),
   }
-  found = _compared(of_advantage(changes), order, mask.sum(-1, keepdims=True))
+  found = _compared(differences(changes), order, mask.sum(-1, keepdims=True))
   if found.positive or found.negative:
     return found
   text = 'not measured: no gradient on the probes'
@@ -351,9 +351,9 @@ def _is_k1(name: str, terms, probes, read) -> bool:
   weight = read['base'].weight
   before, after = (_known(probes[k], weight) for k in ('base', 'the reference'))
   total = lambda x: np.sum(weight * x, (1, 2, 3))
-  of_k1 = lambda k: _LOG_PI if k == name else k
+  k1_name = lambda k: _LOG_PI if k == name else k
   wanted = {
-    k: c * total(after[of_k1(k)][1] - before[of_k1(k)][1])
+    k: c * total(after[k1_name(k)][1] - before[k1_name(k)][1])
     for k, c in terms.items()
   }
   change = read['the reference'].loss - read['base'].loss

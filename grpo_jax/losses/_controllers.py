@@ -100,10 +100,15 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
     Ziegler et al., `Fine-Tuning Language Models from Human Preferences
     <https://arxiv.org/abs/1909.08593>`_, 2019
   """
-  _ops.check_number('adaptive_kl', 'initial', initial, least=0, moves=False)
-  _ops.check_number('adaptive_kl', 'target', target, moves=False)
-  _ops.check_number('adaptive_kl', 'gain', gain, least=0, moves=False)
-  _ops.check_number('adaptive_kl', 'limit', limit, least=0, moves=False)
+  _ops.check_numbers(
+    'adaptive_kl',
+    least=0,
+    moves=False,
+    initial=initial,
+    gain=gain,
+    limit=limit,
+  )
+  _ops.check_numbers('adaptive_kl', moves=False, target=target)
   if target <= 0:
     raise ValueError(
       f'adaptive_kl got target={target}; give a positive KL per token, in nats.'
@@ -146,9 +151,14 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
     He et al., `Skywork Open Reasoner 1
     <https://arxiv.org/abs/2505.22312>`_, 2025
   """
-  _ops.check_number('entropy_target', 'target', target, least=0, moves=False)
-  _ops.check_number('entropy_target', 'step', step, least=0, moves=False)
-  _ops.check_number('entropy_target', 'initial', initial, least=0, moves=False)
+  _ops.check_numbers(
+    'entropy_target',
+    least=0,
+    moves=False,
+    target=target,
+    step=step,
+    initial=initial,
+  )
 
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)

@@ -32,11 +32,12 @@ def shape_overlong_reward(soft_tokens=4096, max_tokens=20480) -> LossTransform:
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025, equation 13
   """
-  for name, tokens in (
-    ('soft_tokens', soft_tokens),
-    ('max_tokens', max_tokens),
-  ):
-    _ops.check_number('shape_overlong_reward', name, tokens, moves=False)
+  _ops.check_numbers(
+    'shape_overlong_reward',
+    moves=False,
+    soft_tokens=soft_tokens,
+    max_tokens=max_tokens,
+  )
   if not 0 < soft_tokens <= max_tokens:
     raise ValueError(
       f'shape_overlong_reward got soft_tokens={soft_tokens} and max_tokens='
@@ -108,9 +109,7 @@ def normalize_by_group(
   >>> batch.advantage.ravel().tolist()
   [1.0, -1.0, -1.0, 1.0]
   """
-  _ops.check_number('normalize_by_group', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('normalize_by_group', deviation)
-  _ops.check_flag('normalize_by_group', 'under_root', under_root)
+  _ops.check_spread('normalize_by_group', deviation, epsilon, under_root)
 
   def advantage(batch, epsilon):
     return _ops.normalized(
@@ -141,11 +140,7 @@ def center_by_group() -> LossTransform:
   >>> batch.advantage.ravel().tolist()
   [1.0, -1.0, -1.0, 1.0]
   """
-
-  def advantage(batch):
-    return _ops.centered_reward(batch)
-
-  return set_advantage(advantage)
+  return set_advantage(lambda batch: _ops.centered_reward(batch))
 
 
 def leave_one_out() -> LossTransform:
@@ -191,11 +186,7 @@ def center_by_batch() -> LossTransform:
   Returns:
     A `LossTransform` that sets the advantage.
   """
-
-  def advantage(batch):
-    return _ops.centered(batch.reward, batch.valid)
-
-  return set_advantage(advantage)
+  return set_advantage(lambda batch: _ops.centered(batch.reward, batch.valid))
 
 
 def center_by_length() -> LossTransform:
@@ -282,9 +273,7 @@ def normalize_each_reward(
   References:
     Liu et al., `GDPO <https://arxiv.org/abs/2601.05242>`_, 2026
   """
-  _ops.check_number('normalize_each_reward', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('normalize_each_reward', deviation)
-  _ops.check_flag('normalize_each_reward', 'under_root', under_root)
+  _ops.check_spread('normalize_each_reward', deviation, epsilon, under_root)
   if weights is not None:
     if np.ndim(weights) != 1:
       raise ValueError(
@@ -292,7 +281,7 @@ def normalize_each_reward(
         'for each reward function, or None.'
       )
     for weight in weights:
-      _ops.check_number('normalize_each_reward', 'weights', weight, moves=False)
+      _ops.check_numbers('normalize_each_reward', moves=False, weights=weight)
 
   def advantage(batch, epsilon):
     number = batch.reward_parts.shape[-1]
@@ -361,9 +350,8 @@ def credit_pass_at_k(k=4, right_reward=1.0) -> LossTransform:
   References:
     Chen et al., `Pass@k Training <https://arxiv.org/abs/2508.10751>`_, 2025
   """
-  _ops.check_number('credit_pass_at_k', 'k', k, moves=False)
-  _ops.check_number(
-    'credit_pass_at_k', 'right_reward', right_reward, moves=False
+  _ops.check_numbers(
+    'credit_pass_at_k', moves=False, k=k, right_reward=right_reward
   )
   if k < 1 or k != int(k):
     raise ValueError(
@@ -437,11 +425,7 @@ def use_reward() -> LossTransform:
   Returns:
     A `LossTransform` that sets the advantage.
   """
-
-  def advantage(batch):
-    return batch.reward
-
-  return set_advantage(advantage)
+  return set_advantage(lambda batch: batch.reward)
 
 
 def constant_advantage(value=1.0) -> LossTransform:
@@ -453,12 +437,10 @@ def constant_advantage(value=1.0) -> LossTransform:
   Returns:
     A `LossTransform` that sets the advantage.
   """
-  _ops.check_number('constant_advantage', 'value', value)
-
-  def advantage(batch, value):
-    return jnp.full_like(batch.reward, value)
-
-  return set_advantage(advantage, value=value)
+  _ops.check_numbers('constant_advantage', value=value)
+  return set_advantage(
+    lambda batch, value: jnp.full_like(batch.reward, value), value=value
+  )
 
 
 def subtract_kl(coefficient) -> LossTransform:
@@ -478,7 +460,7 @@ def subtract_kl(coefficient) -> LossTransform:
     A `LossTransform` that edits the reward and requires `logp_old` and
     `logp_ref`.
   """
-  _ops.check_number('subtract_kl', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('subtract_kl', least=0, coefficient=coefficient)
 
   def reward(reward, batch, coefficient):
     gap = batch.logp_old - batch.logp_ref
@@ -505,7 +487,7 @@ def subtract_kl_to_go(coefficient) -> LossTransform:
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
   """
-  _ops.check_number('subtract_kl_to_go', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('subtract_kl_to_go', least=0, coefficient=coefficient)
 
   def advantage(advantage, batch, coefficient):
     gap = batch.logp_old - batch.logp_ref
@@ -545,9 +527,7 @@ def divide_by_batch_deviation(
     <https://arxiv.org/abs/2508.08221>`_, 2025; Khatri et al., `ScaleRL
     <https://arxiv.org/abs/2510.13786>`_, 2025 (within groups)
   """
-  _ops.check_number('divide_by_batch_deviation', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('divide_by_batch_deviation', deviation)
-  _ops.check_flag('divide_by_batch_deviation', 'under_root', under_root)
+  _ops.check_spread('divide_by_batch_deviation', deviation, epsilon, under_root)
   _ops.check_flag('divide_by_batch_deviation', 'within_groups', within_groups)
 
   def advantage(advantage, batch, epsilon):
@@ -590,9 +570,7 @@ def divide_by_group_deviation(
     which released code (verl, `grpo_passk`) divides by the deviation. In AReaL
     mean and deviation are chosen apart, each of the group or of the batch.
   """
-  _ops.check_number('divide_by_group_deviation', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('divide_by_group_deviation', deviation)
-  _ops.check_flag('divide_by_group_deviation', 'under_root', under_root)
+  _ops.check_spread('divide_by_group_deviation', deviation, epsilon, under_root)
 
   def advantage(advantage, batch, epsilon):
     offset = _ops.centered_reward(batch)
@@ -630,9 +608,9 @@ def normalize_over_completions(
   References:
     Liu et al., `GDPO <https://arxiv.org/abs/2601.05242>`_, 2026
   """
-  _ops.check_number('normalize_over_completions', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('normalize_over_completions', deviation)
-  _ops.check_flag('normalize_over_completions', 'under_root', under_root)
+  _ops.check_spread(
+    'normalize_over_completions', deviation, epsilon, under_root
+  )
 
   def advantage(advantage, batch, epsilon):
     counted = jnp.any(batch.mask, axis=-1, keepdims=True)
@@ -678,9 +656,7 @@ def normalize_over_tokens(
   References:
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
   """
-  _ops.check_number('normalize_over_tokens', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('normalize_over_tokens', deviation)
-  _ops.check_flag('normalize_over_tokens', 'under_root', under_root)
+  _ops.check_spread('normalize_over_tokens', deviation, epsilon, under_root)
 
   def advantage(advantage, batch, epsilon):
     return _ops.normalized(
@@ -704,20 +680,26 @@ def clip_advantage(minimum=-np.inf, maximum=np.inf) -> LossTransform:
     ValueError: A bound is no number, or `minimum` is not below `maximum`.
   """
 
-  for name, bound in (('minimum', minimum), ('maximum', maximum)):
-    _ops.check_number('clip_advantage', name, bound, least=-np.inf, most=np.inf)
+  _ops.check_numbers(
+    'clip_advantage',
+    least=-np.inf,
+    most=np.inf,
+    minimum=minimum,
+    maximum=maximum,
+  )
   known = _ops.has_value(minimum) and _ops.has_value(maximum)
   if known and minimum >= maximum:
     raise ValueError(
       f'clip_advantage got minimum={minimum} and maximum={maximum}, so that '
       'all advantages would be the same; give a minimum below the maximum.'
     )
-
-  def advantage(advantage, batch, minimum, maximum):
-    del batch
-    return jnp.clip(advantage, minimum, maximum)
-
-  return on_advantage(advantage, minimum=minimum, maximum=maximum)
+  return on_advantage(
+    lambda advantage, _, minimum, maximum: jnp.clip(
+      advantage, minimum, maximum
+    ),
+    minimum=minimum,
+    maximum=maximum,
+  )
 
 
 def drop_truncated() -> LossTransform:
@@ -731,13 +713,8 @@ def drop_truncated() -> LossTransform:
   References:
     Yu et al., `DAPO <https://arxiv.org/abs/2503.14476>`_, 2025
   """
-
-  def keep(keep, batch):
-    # `on_keep` joins the result with what was kept before.
-    del keep
-    return ~batch.truncated[:, :, None]
-
-  return on_keep(keep)
+  # `on_keep` joins the result with what was kept before.
+  return on_keep(lambda keep, batch: ~batch.truncated[:, :, None])
 
 
 def keep_largest_advantages(share=0.5) -> LossTransform:
@@ -756,7 +733,7 @@ def keep_largest_advantages(share=0.5) -> LossTransform:
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025
   """
-  _ops.check_number('keep_largest_advantages', 'share', share, least=0, most=1)
+  _ops.check_numbers('keep_largest_advantages', least=0, most=1, share=share)
 
   def keep(keep, batch, share):
     # Completions that are dropped already neither count nor compete.

@@ -65,12 +65,10 @@ def sum_log_ratio() -> LossTransform:
   Returns:
     A `LossTransform` that edits the log-ratio.
   """
-
-  def log_ratio(terms, batch):
-    del batch  # log-ratios are 0 outside the mask
-    return _ops.per_token(jnp.sum(terms.log_ratio, axis=-1))
-
-  return on_log_ratio(log_ratio)
+  # Log-ratios are 0 outside the mask.
+  return on_log_ratio(
+    lambda terms, batch: _ops.per_token(jnp.sum(terms.log_ratio, axis=-1))
+  )
 
 
 def average_ratio() -> LossTransform:
@@ -172,7 +170,7 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
       f'{1 - low:g}, below which no ratio lies; give a distance below 1.'
     )
   if cap is not None:
-    _ops.check_number('ppo_clip', 'cap', cap, least=0, most=math.inf)
+    _ops.check_numbers('ppo_clip', least=0, most=math.inf, cap=cap)
   # A schedule or a controller has no value yet that could be checked.
   if isinstance(cap, int | float) and isinstance(high, int | float):
     if cap <= 1 + high:
@@ -249,11 +247,10 @@ def score_function() -> LossTransform:
     connectionist reinforcement learning
     <https://doi.org/10.1007/BF00992696>`_, 1992
   """
-
-  def objective(terms, batch):
-    return batch.advantage * terms.logp
-
-  return set_objective(objective, zero_without_advantage=True)
+  return set_objective(
+    lambda terms, batch: batch.advantage * terms.logp,
+    zero_without_advantage=True,
+  )
 
 
 def capped_score_function(low=1.0, high=4.0) -> LossTransform:
@@ -309,8 +306,9 @@ def sigmoid_gate(positive=1.0, negative=1.05) -> LossTransform:
     Gao et al., `Soft Adaptive Policy Optimization
     <https://arxiv.org/abs/2511.20347>`_, 2025
   """
-  _ops.check_number('sigmoid_gate', 'positive', positive, above=True, least=0)
-  _ops.check_number('sigmoid_gate', 'negative', negative, above=True, least=0)
+  _ops.check_numbers(
+    'sigmoid_gate', above=True, least=0, positive=positive, negative=negative
+  )
 
   def objective(terms, batch, positive, negative):
     ratio, metrics = _ops.importance_ratio(terms)
@@ -353,7 +351,7 @@ def gamma_weighted_score(
         'numbers or schedules.'
       )
     for value in pair:
-      _ops.check_number('gamma_weighted_score', name, value, least=0)
+      _ops.check_numbers('gamma_weighted_score', least=0, **{name: value})
   names = 'power', 'decay', 'power_negative', 'decay_negative'
 
   def objective(terms, batch, power, decay, power_negative, decay_negative):
@@ -491,8 +489,8 @@ def mask_off_policy_negatives(threshold=0.5, policy='old') -> LossTransform:
   References:
     DeepSeek-AI, `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
   """
-  _ops.check_number(
-    'mask_off_policy_negatives', 'threshold', threshold, least=0, most=math.inf
+  _ops.check_numbers(
+    'mask_off_policy_negatives', least=0, most=math.inf, threshold=threshold
   )
   if policy not in ('old', 'sampler'):
     raise ValueError(
@@ -543,16 +541,15 @@ def detach_covariance(
     out tokens that are clipped anyway, and sets the value of chosen tokens to
     0.
   """
-  _ops.check_number('detach_covariance', 'share', share, least=0, most=1)
-  bounds = {
-    'low_covariance': low_covariance,
-    'high_covariance': high_covariance,
-  }
-  for argument, bound in bounds.items():
-    _ops.check_number(
-      'detach_covariance', argument, bound, least=-math.inf, most=math.inf
-    )
-  if all(map(_ops.has_value, bounds.values())):
+  _ops.check_numbers('detach_covariance', least=0, most=1, share=share)
+  _ops.check_numbers(
+    'detach_covariance',
+    least=-math.inf,
+    most=math.inf,
+    low_covariance=low_covariance,
+    high_covariance=high_covariance,
+  )
+  if _ops.has_value(low_covariance) and _ops.has_value(high_covariance):
     if low_covariance >= high_covariance:
       raise ValueError(
         f'detach_covariance got low_covariance={low_covariance} and '

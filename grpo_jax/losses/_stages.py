@@ -238,16 +238,16 @@ def _stage(
   read = requires, *(c.requires for c in moving.values())
   requires = _checks.check_stage(name, function, scope, read)
 
-  def call(state, *args):
+  def call(state, shape, *args):
     current = {key: c.value(state[key]) for key, c in moving.items()}
-    return function(*args, **(hyper | current))
+    result = function(*args, **(hyper | current))
+    value, metrics = _checks.value_and_metrics(name, result, shape)
+    return _in_field_shape(name, place, value, shape), metrics
 
   def write(batch, state):
     _check_order(name, place, batch)
     old = (getattr(batch, field),) if edits else ()
-    shape, result = batch.mask.shape, call(state, *old, batch)
-    value, metrics = _checks.value_and_metrics(name, result, shape)
-    value = _in_field_shape(name, place, value, shape)
+    value, metrics = call(state, batch.mask.shape, *old, batch)
     # A Batch has no field for metrics. The learner takes those of `credit` out
     # of `extras` before anything else reads the batch.
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
@@ -278,9 +278,7 @@ def _stage(
     if component != 'apply':
       return terms
     _check_order(name, place, terms)
-    shape, result = batch.mask.shape, call(state, terms, batch)
-    value, metrics = _checks.value_and_metrics(name, result, shape)
-    value = _in_field_shape(name, place, value, shape)
+    value, metrics = call(state, batch.mask.shape, terms, batch)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
       value = terms.penalty + value
@@ -302,11 +300,9 @@ def _check_order(name: str, place: Place, holder) -> None:
     place: What it writes.
     holder: A `Batch` or `SurrogateTerms`, as earlier transforms have left it.
   """
-  told = _checks.order_problem(
-    name, place, lambda field: getattr(holder, field) is not None
-  )
-  if told:
-    raise ValueError(told)
+  is_set = lambda field: getattr(holder, field) is not None
+  if problem := _checks.order_problem(name, place, is_set):
+    raise ValueError(problem)
 
 
 def _in_field_shape(name: str, place: Place, value: Array, shape) -> Array:

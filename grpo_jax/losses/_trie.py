@@ -243,11 +243,10 @@ def recenter_shared_prefix() -> LossTransform:
   >>> batch.weight.tolist()
   [[[0.25, 0.25, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
-
-  def advantage(advantage, batch):
-    return _recentered(advantage, batch, whole=True)
-
-  return on_weighted_advantage(advantage, requires=('tokens',))
+  return on_weighted_advantage(
+    lambda advantage, batch: _recentered(advantage, batch, whole=True),
+    requires=('tokens',),
+  )
 
 
 def recenter_branches() -> LossTransform:
@@ -282,11 +281,10 @@ def recenter_branches() -> LossTransform:
   Returns:
     A `LossTransform` that edits the advantage; place it after the weight.
   """
-
-  def advantage(advantage, batch):
-    return _recentered(advantage, batch, whole=False)
-
-  return on_weighted_advantage(advantage, requires=('tokens',))
+  return on_weighted_advantage(
+    lambda advantage, batch: _recentered(advantage, batch, whole=False),
+    requires=('tokens',),
+  )
 
 
 def _recentered(advantage: Array, batch: Batch, whole: bool) -> Array:

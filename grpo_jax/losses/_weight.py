@@ -114,8 +114,8 @@ def mean_over_sequence_sums(budget_tokens=1) -> LossTransform:
   >>> losses.prepare(method, batch, state).weight.tolist()
   [[[0.125, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
-  _ops.check_number(
-    'mean_over_sequence_sums', 'budget_tokens', budget_tokens, moves=False
+  _ops.check_numbers(
+    'mean_over_sequence_sums', moves=False, budget_tokens=budget_tokens
   )
   if budget_tokens <= 0:
     raise ValueError(
@@ -178,7 +178,7 @@ def gate_small_advantages(threshold=1.0, spare_penalty=False) -> LossTransform:
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025, equation 7
   """
-  _ops.check_number('gate_small_advantages', 'threshold', threshold, least=0)
+  _ops.check_numbers('gate_small_advantages', least=0, threshold=threshold)
   _ops.check_flag('gate_small_advantages', 'spare_penalty', spare_penalty)
 
   def weight(weight, batch, threshold):
@@ -241,8 +241,7 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025. (Released
     code multiplies by 2 twice where the spans from both ends overlap.)
   """
-  _ops.check_number('weigh_conflict_tokens', 'wrong', wrong, least=0)
-  _ops.check_number('weigh_conflict_tokens', 'right', right, least=0)
+  _ops.check_numbers('weigh_conflict_tokens', least=0, wrong=wrong, right=right)
 
   def weight(weight, batch, wrong, right):
     above = _ops.per_token(_ops.centered_reward(batch)) > 0

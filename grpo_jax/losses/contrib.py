@@ -68,7 +68,7 @@ def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
     <https://arxiv.org/abs/1903.07940>`_, 2019 (PPO-RB)
   """
   _ops.check_range('rollback_clip', low, high)
-  _ops.check_number('rollback_clip', 'slope', slope, least=0)
+  _ops.check_numbers('rollback_clip', least=0, slope=slope)
 
   def objective(terms, batch, low, high, slope):
     ratio, metrics = _ops.importance_ratio(terms)
@@ -132,12 +132,8 @@ def coasting_clip(
     <https://arxiv.org/abs/2601.05002>`_, 2026. The clip is this package's own.
   """
   _ops.check_range('coasting_clip', low, high)
-  for name, value, least in (
-    ('updates', updates, 1),
-    ('b1', b1, 0),
-    ('b2', b2, 0),
-  ):
-    _ops.check_number('coasting_clip', name, value, least=least, moves=False)
+  _ops.check_numbers('coasting_clip', least=1, moves=False, updates=updates)
+  _ops.check_numbers('coasting_clip', least=0, moves=False, b1=b1, b2=b2)
   if updates != int(updates):
     raise ValueError(
       f'coasting_clip got updates={updates}; give the number of optimizer '

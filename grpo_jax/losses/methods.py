@@ -305,8 +305,8 @@ def cppo(
   """
   _ops.check_flag('cppo', 'spare_penalty', spare_penalty)
   if pruning_rate is not None:
-    _ops.check_number(
-      'cppo', 'pruning_rate', pruning_rate, least=0, most=1, moves=False
+    _ops.check_numbers(
+      'cppo', least=0, most=1, moves=False, pruning_rate=pruning_rate
     )
     if pruning_rate == 1:
       raise ValueError(
@@ -605,7 +605,7 @@ def dppo_tv(low=0.2, high=0.2, cap=20.0) -> LossTransform:
     `Rethinking the Trust Region in LLM Reinforcement Learning
     <https://arxiv.org/abs/2602.04879>`_, 2026
   """
-  _ops.check_number('dppo_tv', 'cap', cap, least=1, most=math.inf, moves=False)
+  _ops.check_numbers('dppo_tv', least=1, most=math.inf, moves=False, cap=cap)
   return chain(
     center_by_group(),
     mean_over_tokens(),
@@ -637,7 +637,7 @@ def dppo_kl(low=0.05, high=0.05, cap=20.0) -> LossTransform:
     `Rethinking the Trust Region in LLM Reinforcement Learning
     <https://arxiv.org/abs/2602.04879>`_, 2026
   """
-  _ops.check_number('dppo_kl', 'cap', cap, least=1, most=math.inf, moves=False)
+  _ops.check_numbers('dppo_kl', least=1, most=math.inf, moves=False, cap=cap)
   return chain(
     center_by_group(),
     mean_over_tokens(),

@@ -177,14 +177,8 @@ def split_for(
     extra_args,
     None if given else after,
   )
-
-  def part(label):
-    return jax.tree.unflatten(
-      jax.tree.structure(updates),
-      [_parts.part_of(value, label) for value in values],
-    )
-
-  carried, decayed = part(_parts.CARRIED), part(_parts.DECAYED)
+  carried = _parts.part_tree(values, _parts.CARRIED, updates)
+  decayed = _parts.part_tree(values, _parts.DECAYED, updates)
   fresh = jax.tree.map(lambda u, c, d: u - c - d, updates, carried, decayed)
   return Split(carried, fresh, decayed)
 

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import jax
@@ -220,6 +219,15 @@ def _bind(eqn, arrays, **changed) -> list[Array]:
   return list(made) if eqn.primitive.multiple_results else [made]
 
 
+def _wide_params(eqn) -> dict[str, Any]:
+  """The dtypes that an equation names, as wide as those of parts."""
+  return {
+    name: jnp.promote_types(eqn.params[name], jnp.float32)
+    for name in ('new_dtype', 'preferred_element_type')
+    if eqn.params.get(name) is not None
+  }
+
+
 def _is_zero(name, operands) -> bool:
   numbers = [v for v in operands if _inexact(v)] or operands
   if name in _PRODUCTS:
@@ -284,10 +292,6 @@ def _linear(eqn, operands, arrays, strict) -> list[Value]:
     if len(labels) == 1:
       return _whole(eqn, numbers, arrays, strict)
     labels |= {FRESH}
-  changed = {}
-  for name in ('new_dtype', 'preferred_element_type'):
-    if eqn.params.get(name) is not None:
-      changed[name] = jnp.promote_types(eqn.params[name], jnp.float32)
 
   def act_on_label(label):
     if label in _WITHOUT_ARRAY:
@@ -296,7 +300,7 @@ def _linear(eqn, operands, arrays, strict) -> list[Value]:
       part_of(value, label) if _inexact(value) else value.array
       for value in operands
     ]
-    return _bind(eqn, parts, **changed)
+    return _bind(eqn, parts, **_wide_params(eqn))
 
   found = {label: act_on_label(label) for label in labels}
   linear = any(value.linear for value in numbers if value.parts)
@@ -325,19 +329,22 @@ def part_of(value: Value, label: str) -> Array:
   return part
 
 
+def part_tree(values: list[Value], label: str, like: Tree) -> Tree:
+  """The parts of a source, as a tree like another one."""
+  parts = [part_of(value, label) for value in values]
+  return jax.tree.unflatten(jax.tree.structure(like), parts)
+
+
 def _scaled(eqn, operands, arrays, place) -> list[Value]:
   """A product, in which the factor at a place has the parts."""
   carrier = operands[place]
   guessed = any(value.guessed for value in operands)
-  changed = {}
-  if eqn.params.get('preferred_element_type') is not None:
-    dtype = eqn.params['preferred_element_type']
-    changed['preferred_element_type'] = jnp.promote_types(dtype, jnp.float32)
   others = [jnp.asarray(value.array) for value in operands]
   others = [array.astype(wide(array)) for array in others]
 
   def scaled(part):
-    return _bind(eqn, [*others[:place], part, *others[place + 1 :]], **changed)
+    factors = [*others[:place], part, *others[place + 1 :]]
+    return _bind(eqn, factors, **_wide_params(eqn))
 
   parts = {
     label: None if part is None else scaled(part)[0]
@@ -474,26 +481,21 @@ def _joined(ones: list[Value], others: list[Value]) -> list[Value]:
   """What both of two lists of values are, in shapes."""
 
   def joined(one, other):
-    either = functools.partial(_either, one, other)
+    guessed = one.guessed or other.guessed
     if one.parts is None or other.parts is None:
       why = one.why or other.why
-      return Value(one.array, None, guessed=either('guessed'), why=why)
+      return Value(one.array, None, guessed=guessed, why=why)
     labels = one.parts.keys() | other.parts.keys()
     if labels and any(not v.parts and not v.zero for v in (one, other)):
       labels |= {FRESH}
     part = jax.ShapeDtypeStruct(one.array.shape, wide(one.array))
     parts = {name: None if name in _WITHOUT_ARRAY else part for name in labels}
     linear = any(v.linear for v in (one, other) if v.parts) or not labels
-    both = either('guessed'), either('parts_guessed')
-    made = _sum(one.array, parts, linear, *both)
+    parts_guessed = one.parts_guessed or other.parts_guessed
+    made = _sum(one.array, parts, linear, guessed, parts_guessed)
     return dataclasses.replace(made, zero=one.zero and other.zero)
 
   return [joined(*pair) for pair in zip(ones, others, strict=True)]
-
-
-def _either(one, other, name) -> bool:
-  get = operator.attrgetter(name)
-  return get(one) or get(other)
 
 
 def _fit(values: list[Value], common: list[Value]) -> list[Value]:
