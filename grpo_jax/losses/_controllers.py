@@ -123,9 +123,11 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
     # This rollout gets what the one before has measured.
     return _Coefficient(state.following, following.astype(jnp.float32))
 
-  requires = frozenset(('logp_old', 'logp_ref'))
   return Controller(
-    lambda: _coefficient(initial), update, lambda s: s.current, requires
+    lambda: _coefficient(initial),
+    update,
+    lambda s: s.current,
+    frozenset(('logp_old', 'logp_ref')),
   )
 
 
@@ -172,9 +174,11 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
       current.astype(jnp.float32), following.astype(jnp.float32)
     )
 
-  requires = frozenset(('entropy_old',))
   return Controller(
-    lambda: _coefficient(initial), update, lambda s: s.current, requires
+    lambda: _coefficient(initial),
+    update,
+    lambda s: s.current,
+    frozenset(('entropy_old',)),
   )
 
 
@@ -203,5 +207,6 @@ def first_entropy() -> Controller:
   def init():
     return _First(jnp.zeros((), jnp.float32), jnp.zeros((), bool))
 
-  requires = frozenset(('entropy_old',))
-  return Controller(init, update, lambda s: s.value, requires)
+  return Controller(
+    init, update, lambda s: s.value, frozenset(('entropy_old',))
+  )

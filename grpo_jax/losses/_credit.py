@@ -110,13 +110,12 @@ def normalize_by_group(
   [1.0, -1.0, -1.0, 1.0]
   """
   _ops.check_spread('normalize_by_group', deviation, epsilon, under_root)
-
-  def advantage(batch, epsilon):
-    return _ops.normalized(
+  return set_advantage(
+    lambda batch, epsilon: _ops.normalized(
       batch.reward, batch.valid, deviation, epsilon, 1, under_root
-    )
-
-  return set_advantage(advantage, epsilon=epsilon)
+    ),
+    epsilon=epsilon,
+  )
 
 
 def center_by_group() -> LossTransform:
@@ -657,13 +656,12 @@ def normalize_over_tokens(
     Hu et al., `REINFORCE++ <https://arxiv.org/abs/2501.03262>`_, 2025
   """
   _ops.check_spread('normalize_over_tokens', deviation, epsilon, under_root)
-
-  def advantage(advantage, batch, epsilon):
-    return _ops.normalized(
+  return on_advantage(
+    lambda advantage, batch, epsilon: _ops.normalized(
       advantage, batch.keep, deviation, epsilon, under_root=under_root
-    )
-
-  return on_advantage(advantage, epsilon=epsilon)
+    ),
+    epsilon=epsilon,
+  )
 
 
 def clip_advantage(minimum=-np.inf, maximum=np.inf) -> LossTransform:
