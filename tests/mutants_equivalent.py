@@ -15,7 +15,7 @@ EQUIVALENT = {
     '0 -> 1',
   ): 'the weight is 0 there: any finite number does',
   (
-    'losses/_conflict.py:conflict_tokens',
+    'losses/_weight.py:conflict_tokens',
     'length = jnp.max(jnp.where(batch.mask, position + 1, 0), axis=-1)',
     '0 -> 1',
   ): 'only an empty completion has it, which has no token to be in conflict',
@@ -26,27 +26,27 @@ EQUIVALENT = {
     '~_ops.uniform_groups...h)[:, None, None]',
   ): '`on_keep` itself joins the result with what was kept before',
   (
-    'losses/_gate.py:gate_probability_change.objective',
+    'losses/_objective.py:gate_probability_change.objective',
     'now = jnp.exp(lax.stop_gradient(terms.logp))',
     'lax.stop_gradient(terms.logp) -> terms.logp',
   ): _COMPARED,
   (
-    'losses/_gate.py:gate_binary_kl.objective',
+    'losses/_objective.py:gate_binary_kl.objective',
     'logp, old = lax.stop_gradient(terms.logp), _ops.old_logp(terms, batch)',
     'lax.stop_gradient(terms.logp) -> terms.logp',
   ): _COMPARED,
   (
-    'losses/_gate.py:gate_binary_kl.objective',
+    'losses/_objective.py:gate_binary_kl.objective',
     'pushed = batch.advantage * (logp - old) > 0',
     'batch.advantage * (logp - old) -> batch.advantage / (logp - old)',
   ): 'a quotient has the sign of the product; over 0 the divergence is 0',
   (
-    'losses/_gate.py:gate_binary_kl.objective',
+    'losses/_objective.py:gate_binary_kl.objective',
     "return _gated(terms, pushed & (kl > bound), 'gated')",
     'kl > bound -> kl >= bound',
   ): 'differs where the rounded divergence is the threshold to the last bit',
   (
-    'losses/_gate.py:mask_off_policy_negatives.objective',
+    'losses/_objective.py:mask_off_policy_negatives.objective',
     'gone = start - lax.stop_gradient(terms.logp)',
     'lax.stop_gradient(terms.logp) -> terms.logp',
   ): _COMPARED,
@@ -82,22 +82,22 @@ EQUIVALENT = {
     'lax.stop_gradient(jnp.sign(moved)) -> jnp.sign(moved)',
   ): 'the slope of sign is 0 in JAX too; this says so',
   (
-    'losses/_ratio.py:average_ratio.log_ratio',
+    'losses/_objective.py:average_ratio.log_ratio',
     'length = jnp.maximum(_ops.length(batch), 1).astype(own.dtype)',
     '1 -> 0',
   ): _MASKED,
   (
-    'losses/_shaping.py:keep_largest_advantages.keep',
+    'losses/_credit.py:keep_largest_advantages.keep',
     'size = jnp.round(_ops.safe_divide(size, largest), 5)',
     '5 -> 6',
   ): _MARGIN,
   (
-    'losses/_shaping.py:keep_largest_advantages.keep',
+    'losses/_credit.py:keep_largest_advantages.keep',
     'most = jnp.maximum(1, jnp.floor(share * number + 1e-4))',
     '0.0001 -> 0.00015',
   ): _MARGIN,
   (
-    'losses/_shaping.py:normalize_over_completions.advantage',
+    'losses/_credit.py:normalize_over_completions.advantage',
     'largest = jnp.where(counted, largest, 0)',
     '0 -> 1',
   ): _MASKED,

@@ -57,7 +57,7 @@ PICKED = [
     'tests.losses.oracle_test::test_kl_gradients_against_enumeration[]',
   ),
   (
-    'losses/_ratio.py:clip_log_ratio.log_ratio',
+    'losses/_objective.py:clip_log_ratio.log_ratio',
     "return jnp.where(metrics['clipped_low'], -low, value), metrics",
     'branches swapped',
     f'{ORACLE}[gmpo-low=0.2-high=0.3-0]',
@@ -75,7 +75,7 @@ PICKED = [
     f'{ORACLE}[grpo-0]',
   ),
   (
-    'losses/methods/_sequence.py:gspo',
+    'losses/methods.py:gspo',
     'return chain(',
     'without pool_log_ratio()',
     f'{ORACLE}[gspo-0]',

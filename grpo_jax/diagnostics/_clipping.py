@@ -170,8 +170,8 @@ def _intervals(curve: _Curve) -> list[tuple[Interval, bool]]:
   hard, live, zero = np.zeros(zero.shape, bool), at[live % len(at)], at[zero]
   if inside.any():
     ends = live[inside], zero[inside]
-    of_end = np.broadcast_to(sign, zero.shape)[inside]
-    live[inside], zero[inside], hard[inside] = _bisected(curve, of_end, *ends)
+    end_sign = np.broadcast_to(sign, zero.shape)[inside]
+    live[inside], zero[inside], hard[inside] = _bisect(curve, end_sign, *ends)
   ratio = np.where(inside, np.exp((live + zero) / 2), [[0.0], [np.inf]])
   clips = np.any(hard, axis=0) | ~np.any(inside, axis=0)
   # Narrower zeros are a point at which the coefficient changes its sign.
@@ -182,7 +182,7 @@ def _intervals(curve: _Curve) -> list[tuple[Interval, bool]]:
   ]
 
 
-def _bisected(curve: _Curve, sign, live, zero) -> tuple:
+def _bisect(curve: _Curve, sign, live, zero) -> tuple:
   """Narrows all ends at once, and says which of them are those of a clip.
 
   Args:

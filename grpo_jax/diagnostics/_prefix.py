@@ -215,14 +215,14 @@ def _tree_probe(subject, leaves, rewards, lengths) -> _probe.Probe:
   entropy[:, 0] = -_FIRST * np.log(_FIRST) - (1 - _FIRST) * np.log(1 - _FIRST)
   entropy[:_OTHER, 1] = np.log(2)
 
-  def of_each(leaf):  # [3,...] -> [N,P,G,...]
+  def lay_out(leaf):  # [3,...] -> [N,P,G,...]
     array = np.zeros((number, prompts, size, *leaf.shape[1:]), leaf.dtype)
     array[:, 0, :group] = leaf[leaves]
     return array
 
   return subject.probe(
-    *map(of_each, (rewards, lengths, logp)),
-    tokens=of_each(ids),
-    entropy=of_each(entropy),
-    valid=of_each(np.ones(3, bool)),
+    *map(lay_out, (rewards, lengths, logp)),
+    tokens=lay_out(ids),
+    entropy=lay_out(entropy),
+    valid=lay_out(np.ones(3, bool)),
   )

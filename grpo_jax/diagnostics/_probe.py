@@ -211,9 +211,9 @@ def _compiled(method: losses.LossTransform, probe: Probe) -> Reading:
     # the objective does from what the penalty does.
     _, pull, loss = jax.vjp(parts, probe.logp, probe.entropy, has_aux=True)
     on, off = jnp.ones_like(loss), jnp.zeros_like(loss)
-    (objective, of_entropy), (penalty, more) = pull((on, off)), pull((off, on))
+    (objective, entropy), (penalty, more) = pull((on, off)), pull((off, on))
     return Reading(
-      loss, objective, penalty, of_entropy + more, batch.advantage, weight
+      loss, objective, penalty, entropy + more, batch.advantage, weight
     )
 
   return jax.vmap(one)(probe)

@@ -145,14 +145,14 @@ def verdict(value: Value) -> tuple[str, str]:
   index = explains.index(True) if any(explains) else _fit.leading(squares, _TIE)
   first = list(_NAMES.values())[index]
   square = printed[index]
-  share, of_reward = (f'(corr^2 = {x:.2f})' for x in (square, printed[0]))
+  share, reward_share = (f'(corr^2 = {x:.2f})' for x in (square, printed[0]))
   cell = first if square == 1 else f'{first} ({square:.2f})'
   way = 'rises with' if value.rises else 'falls with'
   if not any(explains):
-    text = f'mixed: {first} most {share}; {way} the mean reward {of_reward}'
+    text = f'mixed: {first} most {share}; {way} the mean reward {reward_share}'
     return cell, text
   text = f'a statistic of {first} {share}'
   if index == 0:
     return cell, f'{text}; {way} it'
   how = ', not of' if squares[0] < _UNRELATED else f'; {way}'
-  return cell, f'{text}{how} the mean reward {of_reward}'
+  return cell, f'{text}{how} the mean reward {reward_share}'

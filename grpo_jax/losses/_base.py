@@ -30,9 +30,8 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.losses import _given
-from grpo_jax.losses import _order
-from grpo_jax.losses._given import at_least_float32
+from grpo_jax.losses import _checks
+from grpo_jax.losses._checks import at_least_float32
 
 Array = jax.Array | np.ndarray  # a batch may be in NumPy arrays still
 State = Any  # a pytree of arrays; `()` for a transform that keeps none
@@ -136,7 +135,7 @@ class LossTransform(NamedTuple):
   requires: frozenset[str] = frozenset()
   scope: str = 'row'
   zero_without_advantage: bool = False
-  writes: _order.Writes = ()
+  writes: _checks.Writes = ()
   acts_after_tokens: float = 0
 
 
@@ -177,7 +176,7 @@ def chain(*transforms: LossTransform) -> LossTransform:
     ValueError: One of them is no transform.
   """
   for transform in transforms:
-    _given.check_transform(transform, LossTransform, 'chain')
+    _checks.check_transform(transform, LossTransform, 'chain')
 
   def init():
     return tuple(transform.init() for transform in transforms)
@@ -186,23 +185,23 @@ def chain(*transforms: LossTransform) -> LossTransform:
     states = []
     # strict: a state of another chain is refused, not used in part.
     for transform, inner_state in zip(transforms, state, strict=True):
-      batch, inner_state = _given.check_pair(
+      batch, inner_state = _checks.check_pair(
         transform.credit(batch, inner_state)
       )
-      _given.check_kind(batch, Batch, 'credit')
+      _checks.check_kind(batch, Batch, 'credit')
       states.append(inner_state)
     return batch, tuple(states)
 
   def prepare(batch, state):
     for transform, inner_state in zip(transforms, state, strict=True):
       batch = transform.prepare(batch, inner_state)
-      _given.check_kind(batch, Batch, 'prepare')
+      _checks.check_kind(batch, Batch, 'prepare')
     return batch
 
   def apply(terms, batch, state):
     for transform, inner_state in zip(transforms, state, strict=True):
       terms = transform.apply(terms, batch, inner_state)
-      _given.check_kind(terms, SurrogateTerms, 'apply')
+      _checks.check_kind(terms, SurrogateTerms, 'apply')
     return terms
 
   requires = frozenset().union(*(t.requires for t in transforms))
@@ -248,7 +247,7 @@ def make_batch(mask, reward, **fields) -> Batch:
   Raises:
     ValueError: `Batch` has no such field.
   """
-  _given.check_fields(fields, Batch._fields)
+  _checks.check_fields(fields, Batch._fields)
   mask, reward = jnp.asarray(mask, bool), jnp.asarray(reward)
   defaults: dict[str, Any] = dict(
     tokens=None,
@@ -308,7 +307,7 @@ def check_batch(batch: Batch) -> Batch:
       # Not a product with the mask, because 0 times NaN is NaN. `where` with a
       # 0 turns the booleans of `keep` into integers, and `wide` turns them
       # back: `~` and the `where=` of a reduction need booleans.
-      value = _given.wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
+      value = _checks.wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
       # The logarithm of 0 would make a log-ratio infinite, and the losses that
       # saturate it NaN: infinity minus infinity.
       if name.startswith('logp_'):
@@ -373,15 +372,15 @@ def credit(
     ValueError: The chain is out of order in any of its stages, a field has the
       wrong shape or is missing, or no transform sets the advantage.
   """
-  _given.check_transform(method, LossTransform, 'credit')
-  _order.check(method.writes)
+  _checks.check_transform(method, LossTransform, 'credit')
+  _checks.check_order(method.writes)
   batch = check_batch(batch)
   required = method.requires - {'entropy'}
-  _given.check_required(required, batch._asdict(), batch.extras)
-  with _given.with_state(method, state, 'credit'):
-    credited, state = _given.check_pair(method.credit(batch, state))
+  _checks.check_required(required, batch._asdict(), batch.extras)
+  with _checks.with_state(method, state, 'credit'):
+    credited, state = _checks.check_pair(method.credit(batch, state))
   written = 'advantage', 'keep'
-  _given.check_result(credited, Batch, written, batch.mask.shape, 'credit')
+  _checks.check_result(credited, Batch, written, batch.mask.shape, 'credit')
   batch = credited
   if batch.advantage is None:
     raise ValueError(
@@ -405,16 +404,16 @@ def prepare(method: LossTransform, batch: Batch, state: State) -> Batch:
   Raises:
     ValueError: No transform sets the weight, or `credit` has not been run.
   """
-  _given.check_transform(method, LossTransform, 'prepare')
+  _checks.check_transform(method, LossTransform, 'prepare')
   if batch.advantage is None:
     raise ValueError(
       'prepare got a batch without advantage; run losses.credit on the whole '
       'rollout first.'
     )
-  with _given.with_state(method, state, 'prepare'):
+  with _checks.with_state(method, state, 'prepare'):
     prepared = method.prepare(batch, state)
   written = 'advantage', 'weight'
-  _given.check_result(prepared, Batch, written, batch.mask.shape, 'prepare')
+  _checks.check_result(prepared, Batch, written, batch.mask.shape, 'prepare')
   batch = prepared
   if batch.weight is None:
     raise ValueError(
@@ -467,9 +466,9 @@ def surrogate_loss(
   >>> batch.advantage[0, :, 0].tolist()
   [1.0, -1.0]
   """
-  _given.check_transform(method, LossTransform, 'surrogate_loss')
+  _checks.check_transform(method, LossTransform, 'surrogate_loss')
   given = {'entropy': entropy, **batch._asdict()}
-  _given.check_required(method.requires, given, batch.extras)
+  _checks.check_required(method.requires, given, batch.extras)
   if batch.advantage is None or batch.weight is None:
     raise ValueError(
       'surrogate_loss got a batch without advantage or weight; run '
@@ -496,10 +495,10 @@ def surrogate_loss(
   terms = SurrogateTerms(
     logp, logp - old, entropy, None, jnp.zeros_like(logp), {}
   )
-  with _given.with_state(method, state, 'surrogate_loss'):
+  with _checks.with_state(method, state, 'surrogate_loss'):
     terms = method.apply(terms, batch, state)
   written, shape = ('objective', 'penalty'), batch.mask.shape
-  _given.check_result(terms, SurrogateTerms, written, shape, 'apply')
+  _checks.check_result(terms, SurrogateTerms, written, shape, 'apply')
   if terms.objective is None:
     raise ValueError(
       'No transform of this method sets the objective; add one, for example '

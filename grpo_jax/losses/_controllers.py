@@ -100,10 +100,15 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
     Ziegler et al., `Fine-Tuning Language Models from Human Preferences
     <https://arxiv.org/abs/1909.08593>`_, 2019
   """
-  _ops.check_number('adaptive_kl', 'initial', initial, least=0, moves=False)
-  _ops.check_number('adaptive_kl', 'target', target, moves=False)
-  _ops.check_number('adaptive_kl', 'gain', gain, least=0, moves=False)
-  _ops.check_number('adaptive_kl', 'limit', limit, least=0, moves=False)
+  _ops.check_numbers(
+    'adaptive_kl',
+    least=0,
+    moves=False,
+    initial=initial,
+    gain=gain,
+    limit=limit,
+  )
+  _ops.check_numbers('adaptive_kl', moves=False, target=target)
   if target <= 0:
     raise ValueError(
       f'adaptive_kl got target={target}; give a positive KL per token, in nats.'
@@ -118,9 +123,11 @@ def adaptive_kl(initial, target, gain=0.1, limit=0.2) -> Controller:
     # This rollout gets what the one before has measured.
     return _Coefficient(state.following, following.astype(jnp.float32))
 
-  requires = frozenset(('logp_old', 'logp_ref'))
   return Controller(
-    lambda: _coefficient(initial), update, lambda s: s.current, requires
+    lambda: _coefficient(initial),
+    update,
+    lambda s: s.current,
+    frozenset(('logp_old', 'logp_ref')),
   )
 
 
@@ -146,9 +153,14 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
     He et al., `Skywork Open Reasoner 1
     <https://arxiv.org/abs/2505.22312>`_, 2025
   """
-  _ops.check_number('entropy_target', 'target', target, least=0, moves=False)
-  _ops.check_number('entropy_target', 'step', step, least=0, moves=False)
-  _ops.check_number('entropy_target', 'initial', initial, least=0, moves=False)
+  _ops.check_numbers(
+    'entropy_target',
+    least=0,
+    moves=False,
+    target=target,
+    step=step,
+    initial=initial,
+  )
 
   def update(state, batch):
     entropy = _ops.masked_mean(batch.entropy_old, batch.keep)
@@ -162,9 +174,11 @@ def entropy_target(target, step=0.005, initial=0.0) -> Controller:
       current.astype(jnp.float32), following.astype(jnp.float32)
     )
 
-  requires = frozenset(('entropy_old',))
   return Controller(
-    lambda: _coefficient(initial), update, lambda s: s.current, requires
+    lambda: _coefficient(initial),
+    update,
+    lambda s: s.current,
+    frozenset(('entropy_old',)),
   )
 
 
@@ -193,5 +207,6 @@ def first_entropy() -> Controller:
   def init():
     return _First(jnp.zeros((), jnp.float32), jnp.zeros((), bool))
 
-  requires = frozenset(('entropy_old',))
-  return Controller(init, update, lambda s: s.value, requires)
+  return Controller(
+    init, update, lambda s: s.value, frozenset(('entropy_old',))
+  )

@@ -96,8 +96,8 @@ def truncate_token_importance(cap=2.0, self_normalized=False) -> LossTransform:
     Yao et al., `Your Efficient RL Framework Secretly Brings You Off-Policy RL
     Training <https://fengyao.notion.site/off-policy-rl>`_, 2025
   """
-  _ops.check_number(
-    'truncate_token_importance', 'cap', cap, least=0, most=math.inf, above=True
+  _ops.check_numbers(
+    'truncate_token_importance', least=0, most=math.inf, above=True, cap=cap
   )
   return _corrected(
     'truncate_token_importance',
@@ -125,13 +125,8 @@ def truncate_sequence_importance(
     A `LossTransform` that edits the advantage. Its metric
     `importance_truncated` marks the tokens of completions above the cap.
   """
-  _ops.check_number(
-    'truncate_sequence_importance',
-    'cap',
-    cap,
-    least=0,
-    most=math.inf,
-    above=True,
+  _ops.check_numbers(
+    'truncate_sequence_importance', least=0, most=math.inf, above=True, cap=cap
   )
   return _corrected(
     'truncate_sequence_importance',
@@ -199,8 +194,8 @@ def mask_sequence_importance(cap=3.0, self_normalized=False) -> LossTransform:
     A `LossTransform` that edits the advantage. Its metric `importance_masked`
     marks the tokens of completions above the bound.
   """
-  _ops.check_number(
-    'mask_sequence_importance', 'cap', cap, least=0, most=math.inf, above=True
+  _ops.check_numbers(
+    'mask_sequence_importance', least=0, most=math.inf, above=True, cap=cap
   )
 
   def factor(log_w, cap):

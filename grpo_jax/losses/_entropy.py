@@ -83,9 +83,8 @@ def credit_tokens_by_entropy(
     Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025,
     equations 3 to 6. With rewards of 0 and 1 `alpha` drops out of the z-score.
   """
-  _ops.check_number('credit_tokens_by_entropy', 'alpha', alpha, least=0, most=1)
-  _ops.check_number('credit_tokens_by_entropy', 'epsilon', epsilon, least=0)
-  _ops.check_deviation('credit_tokens_by_entropy', deviation)
+  _ops.check_numbers('credit_tokens_by_entropy', least=0, most=1, alpha=alpha)
+  _ops.check_spread('credit_tokens_by_entropy', deviation, epsilon)
 
   def advantage(batch, alpha, epsilon):
     above = _ops.per_token(batch.reward > 0)
@@ -129,13 +128,10 @@ def credit_completions_by_entropy(
   References:
     Tan et al., `GTPO and GRPO-S <https://arxiv.org/abs/2508.04349>`_, 2025
   """
-  _ops.check_number(
-    'credit_completions_by_entropy', 'alpha', alpha, least=0, most=1
+  _ops.check_numbers(
+    'credit_completions_by_entropy', least=0, most=1, alpha=alpha
   )
-  _ops.check_number(
-    'credit_completions_by_entropy', 'epsilon', epsilon, least=0
-  )
-  _ops.check_deviation('credit_completions_by_entropy', deviation)
+  _ops.check_spread('credit_completions_by_entropy', deviation, epsilon)
 
   def advantage(batch, alpha, epsilon):
     counted = jnp.any(batch.mask, axis=-1)
@@ -165,7 +161,7 @@ def subtract_entropy(coefficient=0.1) -> LossTransform:
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
   """
-  _ops.check_number('subtract_entropy', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('subtract_entropy', least=0, coefficient=coefficient)
 
   def advantage(advantage, batch, coefficient):
     entropy = _ops.sequence_mean(batch.entropy_old, batch)
@@ -194,8 +190,8 @@ def silence_uncertain(entropy_limit=LOG_2) -> LossTransform:
   References:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
   """
-  _ops.check_number(
-    'silence_uncertain', 'entropy_limit', entropy_limit, least=0, most=math.inf
+  _ops.check_numbers(
+    'silence_uncertain', least=0, most=math.inf, entropy_limit=entropy_limit
   )
 
   def advantage(advantage, batch, entropy_limit, first):
@@ -231,7 +227,7 @@ def mask_low_entropy(share=0.2) -> LossTransform:
     Wang et al., `Beyond the 80/20 Rule <https://arxiv.org/abs/2506.01939>`_,
     2025
   """
-  _ops.check_number('mask_low_entropy', 'share', share, least=0, most=1)
+  _ops.check_numbers('mask_low_entropy', least=0, most=1, share=share)
 
   def advantage(advantage, batch, share):
     entropy, kept = batch.entropy_old, batch.keep

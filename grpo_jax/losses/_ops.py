@@ -49,15 +49,6 @@ def masked_mean(value: Array, mask: Array, axis=None) -> Array:
   return safe_divide(total, count(mask, axis))
 
 
-def check_deviation(name: str, deviation: str) -> None:
-  """Raises a ValueError for an unknown kind of standard deviation."""
-  if deviation not in ('population', 'sample'):
-    raise ValueError(
-      f"{name} got deviation={deviation!r}; give 'population' (divides by n) "
-      "or 'sample' (divides by n - 1)."
-    )
-
-
 def has_value(value: Any) -> bool:
   """Whether an argument has its value now, whatever that is.
 
@@ -74,33 +65,26 @@ def _number(bound: Any) -> float:
   return float(bound) if has_value(bound) else math.nan
 
 
-def check_number(
+def check_numbers(
   name: str,
-  argument: str,
-  value: Any,
+  *,
   least: float = -_MOST_FLOAT,
   most: float = _MOST_FLOAT,
   above: bool = False,
   moves: bool = True,
+  **arguments: Any,
 ) -> None:
   """Raises a ValueError if an argument is no number, or outside its range.
 
   Args:
     name: Of the function that was called.
-    argument: What it calls the argument.
-    value: What it was given, perhaps as an array. What has no value yet passes.
     least: The smallest number that means anything.
     most: The largest; infinity where it stands for no limit.
-    above: Whether it must be above `least`.
-    moves: Whether it may be a schedule or a controller.
+    above: Whether the numbers must be above `least`.
+    moves: Whether they may be schedules or controllers.
+    **arguments: What the function was given, perhaps as arrays. What has no
+      value yet passes.
   """
-  if not has_value(value) and (moves or isinstance(value, core.Tracer)):
-    return
-  given: Any = value.item() if getattr(value, 'shape', None) == () else value
-  if not isinstance(given, Real) or isinstance(given, bool):
-    raise ValueError(f'{name} got {argument}={given!r:.60}; give a number.')
-  if _is_inside(given, least, most, above):
-    return
   low, high = least > -_MOST_FLOAT, most < _MOST_FLOAT
   needed = 'a finite number' if most < math.inf else 'a number'
   if above:
@@ -109,7 +93,14 @@ def check_number(
     needed = f'a number from {least:g} to {most:g}'
   elif low:
     needed = f'a number that is {least:g} or more'
-  raise ValueError(f'{name} got {argument}={given!r:.60}; give {needed}.')
+  for argument, value in arguments.items():
+    if not has_value(value) and (moves or isinstance(value, core.Tracer)):
+      continue
+    given: Any = value.item() if getattr(value, 'shape', None) == () else value
+    if not isinstance(given, Real) or isinstance(given, bool):
+      raise ValueError(f'{name} got {argument}={given!r:.60}; give a number.')
+    if not _is_inside(given, least, most, above):
+      raise ValueError(f'{name} got {argument}={given!r:.60}; give {needed}.')
 
 
 def _is_inside(number: Any, least: float, most: float, above: bool) -> bool:
@@ -117,6 +108,19 @@ def _is_inside(number: Any, least: float, most: float, above: bool) -> bool:
   fits = size <= _MOST_FLOAT or size == math.inf
   # False for NaN as well.
   return fits and least <= number <= most and not (above and number == least)
+
+
+def check_spread(
+  name: str, deviation: str, epsilon: Any, under_root: Any = False
+) -> None:
+  """Raises a ValueError if advantages cannot be divided by such a spread."""
+  check_numbers(name, least=0, epsilon=epsilon)
+  if deviation not in ('population', 'sample'):
+    raise ValueError(
+      f"{name} got deviation={deviation!r}; give 'population' (divides by n) "
+      "or 'sample' (divides by n - 1)."
+    )
+  check_flag(name, 'under_root', under_root)
 
 
 def check_flag(name: str, argument: str, value: Any) -> None:
@@ -130,8 +134,7 @@ def check_flag(name: str, argument: str, value: Any) -> None:
 
 def check_range(name: str, low: Any, high: Any) -> None:
   """Raises a ValueError if these are no distances of two bounds from 1."""
-  for side, bound in (('low', low), ('high', high)):
-    check_number(name, side, bound, least=-math.inf, most=math.inf)
+  check_numbers(name, least=-math.inf, most=math.inf, low=low, high=high)
   least, most = _number(low), _number(high)
   # As TRL's and verl's users have them in mind: 0.8 and 1.28. A large `high`
   # alone is a wide range, such as the 10 of DeepSeek-R1.
@@ -153,8 +156,8 @@ def check_distances(
   name: str, low: Any, high: Any, center: str, most: float = math.inf
 ) -> None:
   """Raises a ValueError if a distance from `center` is not in [0, most]."""
+  check_numbers(name, least=-math.inf, most=math.inf, low=low, high=high)
   for side, bound in (('low', low), ('high', high)):
-    check_number(name, side, bound, least=-math.inf, most=math.inf)
     if _number(bound) < 0 or _number(bound) > most:
       wanted = 'not negative' if most == math.inf else f'from 0 to {most}'
       raise ValueError(

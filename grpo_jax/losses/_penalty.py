@@ -54,7 +54,7 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
     and Munos, `On a few pitfalls in KL divergence gradient estimation for RL
     <https://arxiv.org/abs/2506.09477>`_, 2025 (score)
   """
-  _ops.check_number('add_kl', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('add_kl', least=0, coefficient=coefficient)
   if estimator == 'k1':
     raise ValueError(
       "add_kl got estimator='k1'; as a loss its expected gradient is zero, so "
@@ -126,13 +126,12 @@ def add_entropy_bonus(coefficient) -> LossTransform:
     A `LossTransform` that adds a penalty and requires `entropy`: that of the
     learner, through which the gradient goes.
   """
-  _ops.check_number('add_entropy_bonus', 'coefficient', coefficient)
-
-  def penalty(terms, batch, coefficient):
-    del batch
-    return -coefficient * terms.entropy
-
-  return add_penalty(penalty, requires=('entropy',), coefficient=coefficient)
+  _ops.check_numbers('add_entropy_bonus', coefficient=coefficient)
+  return add_penalty(
+    lambda terms, batch, coefficient: -coefficient * terms.entropy,
+    requires=('entropy',),
+    coefficient=coefficient,
+  )
 
 
 def pull_to_old(coefficient=0.05) -> LossTransform:
@@ -146,7 +145,7 @@ def pull_to_old(coefficient=0.05) -> LossTransform:
   Returns:
     A `LossTransform` that adds a penalty.
   """
-  _ops.check_number('pull_to_old', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('pull_to_old', least=0, coefficient=coefficient)
 
   def penalty(terms, batch, coefficient):
     moved = terms.logp - _ops.old_logp(terms, batch)
@@ -172,7 +171,7 @@ def imitate_positives(coefficient=0.1) -> LossTransform:
   References:
     Yue et al., `VAPO <https://arxiv.org/abs/2504.05118>`_, 2025
   """
-  _ops.check_number('imitate_positives', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('imitate_positives', least=0, coefficient=coefficient)
 
   def prepare(batch, state):
     del state
@@ -219,8 +218,8 @@ def penalize_covariance(share=2e-4, coefficient=1.0) -> LossTransform:
     policy). The released code has :math:`|\log s|`, and so has this; its
     gradient at :math:`s = 1` is 0.
   """
-  _ops.check_number('penalize_covariance', 'share', share, least=0, most=1)
-  _ops.check_number('penalize_covariance', 'coefficient', coefficient, least=0)
+  _ops.check_numbers('penalize_covariance', least=0, most=1, share=share)
+  _ops.check_numbers('penalize_covariance', least=0, coefficient=coefficient)
 
   def penalty(terms, batch, share, coefficient):
     kept = batch.keep

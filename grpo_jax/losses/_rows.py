@@ -10,6 +10,7 @@ which moves arrays from one arrangement to the other, inside `jax.jit` and under
 Axes: `B` rows, `S` columns of a row; `P`, `G`, `T` as in `_base.py`.
 """
 
+import collections
 from typing import NamedTuple
 
 import jax
@@ -265,15 +266,12 @@ def _match(mask: np.ndarray, group: list, shape) -> Rows:
   """The `Rows` of a mask bool[B,S] and of one group id per row."""
   # Not np.unique, which would sort the groups: prompts keep the order in which
   # they appear.
-  numbers: dict = {}
-  sizes: list[int] = []
+  numbers = {name: k for k, name in enumerate(dict.fromkeys(group))}
+  sizes = collections.Counter()
   prompt, member = np.zeros((2, len(group)), np.int32)
   for row, name in enumerate(group):
-    number = numbers.setdefault(name, len(numbers))
-    if number == len(sizes):
-      sizes.append(0)
-    prompt[row], member[row] = number, sizes[number]
-    sizes[number] += 1
+    prompt[row], member[row] = numbers[name], sizes[name]
+    sizes[name] += 1
   # argmax finds the first True. In an empty row it finds 0 from either end, so
   # the span would be the whole row.
   columns = mask.shape[1]
@@ -282,7 +280,7 @@ def _match(mask: np.ndarray, group: list, shape) -> Rows:
     np.any(mask, axis=1), columns - np.argmax(mask[:, ::-1], axis=1), 0
   )
   longest = max(1, int(np.max(stop - start)))
-  needed = len(sizes), max(sizes), longest
+  needed = len(sizes), max(sizes.values()), longest
   shape = needed if shape is None else tuple(shape)
   if len(shape) != 3 or any(np.array(shape) < needed):
     raise ValueError(

@@ -12,14 +12,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from grpo_jax.losses import _given
-from grpo_jax.losses import _order
+from grpo_jax.losses import _checks
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import at_least_float32
+from grpo_jax.losses._checks import Place
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import scheduled
-from grpo_jax.losses._order import Place
 
 CREDIT_METRIC = 'metric/'  # of the keys in Batch.extras of metrics of `credit`
 
@@ -237,18 +236,18 @@ def _stage(
     if callable(value) or isinstance(value, Controller)
   }
   read = requires, *(c.requires for c in moving.values())
-  requires = _given.check_stage(name, function, scope, read)
+  requires = _checks.check_stage(name, function, scope, read)
 
-  def call(state, *args):
+  def call(state, shape, *args):
     current = {key: c.value(state[key]) for key, c in moving.items()}
-    return function(*args, **(hyper | current))
+    result = function(*args, **(hyper | current))
+    value, metrics = _checks.value_and_metrics(name, result, shape)
+    return _in_field_shape(name, place, value, shape), metrics
 
   def write(batch, state):
     _check_order(name, place, batch)
     old = (getattr(batch, field),) if edits else ()
-    shape, result = batch.mask.shape, call(state, *old, batch)
-    value, metrics = _given.value_and_metrics(name, result, shape)
-    value = _of_shape(name, place, value, shape)
+    value, metrics = call(state, batch.mask.shape, *old, batch)
     # A Batch has no field for metrics. The learner takes those of `credit` out
     # of `extras` before anything else reads the batch.
     marked = {CREDIT_METRIC + key: value for key, value in metrics.items()}
@@ -272,16 +271,14 @@ def _stage(
     # through the whole chain by now. Refusing it keeps a chain readable: what
     # stands first happens first.
     if field == 'keep' and batch.weight is not None:
-      raise ValueError(_order.dropped_late(name))
+      raise ValueError(_checks.dropped_late(name))
     return batch
 
   def apply(terms, batch, state):
     if component != 'apply':
       return terms
     _check_order(name, place, terms)
-    shape, result = batch.mask.shape, call(state, terms, batch)
-    value, metrics = _given.value_and_metrics(name, result, shape)
-    value = _of_shape(name, place, value, shape)
+    value, metrics = call(state, batch.mask.shape, terms, batch)
     value = jnp.where(batch.mask, value, 0)
     if field == 'penalty':
       value = terms.penalty + value
@@ -303,14 +300,12 @@ def _check_order(name: str, place: Place, holder) -> None:
     place: What it writes.
     holder: A `Batch` or `SurrogateTerms`, as earlier transforms have left it.
   """
-  told = _order.problem(
-    name, place, lambda field: getattr(holder, field) is not None
-  )
-  if told:
-    raise ValueError(told)
+  is_set = lambda field: getattr(holder, field) is not None
+  if problem := _checks.order_problem(name, place, is_set):
+    raise ValueError(problem)
 
 
-def _of_shape(name: str, place: Place, value: Array, shape) -> Array:
+def _in_field_shape(name: str, place: Place, value: Array, shape) -> Array:
   """What a stage's function returned, in the shape of its field.
 
   Any other shape that broadcasts (one prompt of the batch, a mean over it, the

@@ -4,11 +4,13 @@ Denominators run over `keep` and over the whole optimizer batch. So the gradient
 does not depend on micro-batches, padding, packing or devices.
 """
 
+from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax.losses import _ops
+from grpo_jax.losses._base import Array
+from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import LossTransform
-from grpo_jax.losses._conflict import conflict_tokens
 from grpo_jax.losses._stages import on_objective
 from grpo_jax.losses._stages import on_weight
 from grpo_jax.losses._stages import set_weight
@@ -112,8 +114,8 @@ def mean_over_sequence_sums(budget_tokens=1) -> LossTransform:
   >>> losses.prepare(method, batch, state).weight.tolist()
   [[[0.125, 0.0, 0.0, 0.0], [0.125, 0.125, 0.125, 0.125]]]
   """
-  _ops.check_number(
-    'mean_over_sequence_sums', 'budget_tokens', budget_tokens, moves=False
+  _ops.check_numbers(
+    'mean_over_sequence_sums', moves=False, budget_tokens=budget_tokens
   )
   if budget_tokens <= 0:
     raise ValueError(
@@ -176,7 +178,7 @@ def gate_small_advantages(threshold=1.0, spare_penalty=False) -> LossTransform:
   References:
     Lin et al., `CPPO <https://arxiv.org/abs/2503.22342>`_, 2025, equation 7
   """
-  _ops.check_number('gate_small_advantages', 'threshold', threshold, least=0)
+  _ops.check_numbers('gate_small_advantages', least=0, threshold=threshold)
   _ops.check_flag('gate_small_advantages', 'spare_penalty', spare_penalty)
 
   def weight(weight, batch, threshold):
@@ -239,8 +241,7 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
     Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025. (Released
     code multiplies by 2 twice where the spans from both ends overlap.)
   """
-  _ops.check_number('weigh_conflict_tokens', 'wrong', wrong, least=0)
-  _ops.check_number('weigh_conflict_tokens', 'right', right, least=0)
+  _ops.check_numbers('weigh_conflict_tokens', least=0, wrong=wrong, right=right)
 
   def weight(weight, batch, wrong, right):
     above = _ops.per_token(_ops.centered_reward(batch)) > 0
@@ -249,3 +250,54 @@ def weigh_conflict_tokens(wrong=0.0, right=2.0) -> LossTransform:
     return jnp.where(conflict_tokens(batch), factor * weight, weight)
 
   return on_weight(weight, requires=('tokens',), wrong=wrong, right=right)
+
+
+def conflict_tokens(batch: Batch) -> Array:
+  """Tokens that right and wrong completions of a group share, at either end.
+
+  A token is in conflict if another completion of the group has the same id at
+  the same position, and the centered rewards of the two completions differ in
+  sign. Only two runs of such tokens count: the unbroken one from the first
+  token on, and the unbroken one up to the last token. For the latter, positions
+  are counted from each completion's end.
+
+  Args:
+    batch: See `Batch`.
+
+  Returns:
+    bool[P,G,T].
+
+  References:
+    Simoni et al., `GTPO <https://arxiv.org/abs/2508.03772>`_, 2025
+  """
+  if batch.tokens is None:
+    raise ValueError(
+      'conflict_tokens compares the ids of completions, but Batch.tokens is '
+      'None; give the ids to make_batch.'
+    )
+  sign = jnp.sign(_ops.centered_reward(batch))
+  position = jnp.arange(batch.mask.shape[-1])[None, None]
+  length = jnp.max(jnp.where(batch.mask, position + 1, 0), axis=-1)
+  # Position t of L is position L - 1 - t from the end, and the other way round,
+  # so one map turns completions around and turns the result back.
+  turned = jnp.clip(length[..., None] - 1 - position, 0)
+
+  def run(tokens, mask):
+    def add(j, found):
+      other = [
+        lax.dynamic_index_in_dim(x, j, axis=1) for x in (tokens, mask, sign)
+      ]
+      opposite = _ops.per_token(sign * other[2] < 0)
+      return found | ((tokens == other[0]) & mask & other[1] & opposite)
+
+    # One completion after another, so that no array is [P,G,G,T].
+    found = lax.fori_loop(0, mask.shape[1], add, jnp.zeros_like(mask))
+    return jnp.cumprod(found.astype(jnp.int32), axis=-1).astype(bool)
+
+  leading = run(batch.tokens, batch.mask)
+  turn = lambda x: jnp.take_along_axis(x, turned, axis=-1)
+  # Behind the end the map is clipped to position 0, whose token must not count
+  # once more.
+  inside = position < length[..., None]
+  trailing = run(turn(batch.tokens), turn(batch.mask) & inside)
+  return leading | (turn(trailing) & batch.mask)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from grpo_jax.optim import _parts
-from grpo_jax.optim import _sources
 
 Array = jax.Array
 Tree = Any
@@ -169,7 +168,7 @@ def split_for(
   """`split` for a function that is named in error messages."""
   find(before, who)
   given = gradient is not None
-  values = _sources.of_update(
+  values = _parts.update_parts(
     who,
     transformation,
     gradient if given else jax.tree.map(jnp.zeros_like, updates),
@@ -178,14 +177,8 @@ def split_for(
     extra_args,
     None if given else after,
   )
-
-  def part(label):
-    return jax.tree.unflatten(
-      jax.tree.structure(updates),
-      [_parts.part_of(value, label) for value in values],
-    )
-
-  carried, decayed = part(_parts.CARRIED), part(_parts.DECAYED)
+  carried = _parts.part_tree(values, _parts.CARRIED, updates)
+  decayed = _parts.part_tree(values, _parts.DECAYED, updates)
   fresh = jax.tree.map(lambda u, c, d: u - c - d, updates, carried, decayed)
   return Split(carried, fresh, decayed)
 

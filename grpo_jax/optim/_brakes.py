@@ -147,7 +147,7 @@ def project_outward(
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
-    outward = _given(extra_args, 'project_outward', 'outward')
+    outward = _argument(extra_args, 'project_outward', 'outward')
     updates, after = inner.update(updates, state, params, **extra_args)
     moments = _adam.corrected_moments(
       inner, state, after, updates, params, **extra_args
@@ -214,7 +214,7 @@ def restore_reward_scale(
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
-    scale = _given(extra_args, 'restore_reward_scale', 'advantage_scale')
+    scale = _argument(extra_args, 'restore_reward_scale', 'advantage_scale')
     updates, state = inner.update(updates, state, params, **extra_args)
     scaled = jax.tree.map(
       lambda u: u * jnp.asarray(scale / reference, u.dtype), updates
@@ -238,7 +238,7 @@ def _after_edit(inner, who, needs, before, lasts):
   inner = optax.with_extra_args_support(inner)
 
   def update(updates, state, params=None, **extra_args):
-    edited = before(state, _given(extra_args, who, needs))
+    edited = before(state, _argument(extra_args, who, needs))
     updates, after = inner.update(updates, edited, params, **extra_args)
     # A second reset before the next step does nothing more. A second decay
     # would shrink the moment once for every gradient that is accumulated.
@@ -269,7 +269,7 @@ def _init_with_adam(inner, who):
   return init
 
 
-def _given(extra_args: dict[str, Any], who: str, needs: str) -> Any:
+def _argument(extra_args: dict[str, Any], who: str, needs: str) -> Any:
   """An extra argument that a brake cannot do without."""
   if needs not in extra_args:
     raise ValueError(

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 
 from grpo_jax.optim import _parts
-from grpo_jax.optim import _sources
 
 _MISSING = re.compile(
   r'\w*update\w*\(\) missing \d+ required '
@@ -96,11 +95,13 @@ def coast(
     raise ValueError(
       f'coast got num_steps={num_steps}; give a static int, 0 or more.'
     )
-  _sources.refuse_pairs('coast', params)
+  _parts.refuse_pairs('coast', params)
   state, params = jax.tree.map(jnp.asarray, (state, params))
   zeros = jax.tree.map(jnp.zeros_like, params)
   # Sums in float32, because bfloat16 would round small steps of a long way off.
-  none = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_wide(x)), params)
+  none = jax.tree.map(lambda x: jnp.zeros_like(x, dtype=_parts.wide(x)), params)
+
+  add = lambda total, x: total + x.astype(total.dtype)
 
   def step(carry, _):
     params, state, moved, decayed = carry
@@ -108,8 +109,8 @@ def coast(
     # At every step and not once, because decay depends on the parameters.
     decay = _decay(transformation, zeros, state, params, extra_args)
     motion = jax.tree.map(jnp.subtract, update, decay)
-    moved = jax.tree.map(_plus, moved, motion)
-    decayed = jax.tree.map(_plus, decayed, decay)
+    moved = jax.tree.map(add, moved, motion)
+    decayed = jax.tree.map(add, decayed, decay)
     params = optax.apply_updates(params, update)
     return (params, after, moved, decayed), _norm(motion)
 
@@ -122,7 +123,7 @@ def coast(
 def _decay(transformation, zeros, state, params, extra_args):
   """The part of an update that comes from the parameters, a tree like them."""
   # Memory counts as gradients do, so that only the parameters are told apart.
-  values = _sources.of_update(
+  values = _parts.update_parts(
     'coast',
     transformation,
     zeros,
@@ -131,10 +132,7 @@ def _decay(transformation, zeros, state, params, extra_args):
     extra_args,
     memory=_parts.FRESH,
   )
-  return jax.tree.unflatten(
-    jax.tree.structure(params),
-    [_parts.part_of(value, _parts.DECAYED) for value in values],
-  )
+  return _parts.part_tree(values, _parts.DECAYED, params)
 
 
 def _update(transformation, zeros, state, params, extra_args):
@@ -153,14 +151,6 @@ def _update(transformation, zeros, state, params, extra_args):
       f'also needs {missing[1]}; leave out the transformation that does, or '
       'give coast what it needs as keywords if one value serves every step.'
     ) from error
-
-
-def _wide(x) -> jnp.dtype:
-  return jnp.promote_types(x.dtype, jnp.float32)
-
-
-def _plus(total, x):
-  return total + x.astype(total.dtype)
 
 
 def _norm(tree) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 
 from grpo_jax.optim import _adam
 from grpo_jax.optim import _numbers
-from grpo_jax.optim import _sources
+from grpo_jax.optim import _parts
 
 Array = jax.Array
 Tree = Any
@@ -133,7 +133,7 @@ def record_adam_moments(
   inner = optax.with_extra_args_support(inner)
 
   def init(params):
-    _sources.refuse_pairs(_WHO, params)
+    _parts.refuse_pairs(_WHO, params)
     state = inner.init(params)
     _adam.find(state, _WHO)
     # `optax.tree.map_params` initialises with a tree that has no leaves, so the

@@ -14,6 +14,9 @@ of JAX act on both.
 - A bound (`max`, `min`, `clamp`) is a factor for each coordinate.
 - Any other function of a single source is that source's. Of several it is no
   sum of parts, and can be a coefficient only.
+
+Nothing of a state is set to 0 for that, so it does not matter what else a state
+holds: keys of noise, learning rates, counts, scales, parameters.
 """
 
 from collections.abc import Callable
@@ -21,15 +24,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import jax
 from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
+import optax
+
+# A computation, with the parts of each value.
+
 
 Array = jax.Array
+Tree = Any
 
 FRESH = 'fresh'  # the gradient; its part is what the other parts leave
 CARRIED = 'carried'  # moments of earlier gradients
@@ -212,6 +219,15 @@ def _bind(eqn, arrays, **changed) -> list[Array]:
   return list(made) if eqn.primitive.multiple_results else [made]
 
 
+def _wide_params(eqn) -> dict[str, Any]:
+  """The dtypes that an equation names, as wide as those of parts."""
+  return {
+    name: jnp.promote_types(eqn.params[name], jnp.float32)
+    for name in ('new_dtype', 'preferred_element_type')
+    if eqn.params.get(name) is not None
+  }
+
+
 def _is_zero(name, operands) -> bool:
   numbers = [v for v in operands if _inexact(v)] or operands
   if name in _PRODUCTS:
@@ -276,21 +292,17 @@ def _linear(eqn, operands, arrays, strict) -> list[Value]:
     if len(labels) == 1:
       return _whole(eqn, numbers, arrays, strict)
     labels |= {FRESH}
-  changed = {}
-  for name in ('new_dtype', 'preferred_element_type'):
-    if eqn.params.get(name) is not None:
-      changed[name] = jnp.promote_types(eqn.params[name], jnp.float32)
 
-  def of_label(label):
+  def act_on_label(label):
     if label in _WITHOUT_ARRAY:
       return [None] * len(arrays)
     parts = [
       part_of(value, label) if _inexact(value) else value.array
       for value in operands
     ]
-    return _bind(eqn, parts, **changed)
+    return _bind(eqn, parts, **_wide_params(eqn))
 
-  found = {label: of_label(label) for label in labels}
+  found = {label: act_on_label(label) for label in labels}
   linear = any(value.linear for value in numbers if value.parts)
   guessed = any(value.guessed for value in operands)
   # A guessed index, or condition of a choice.
@@ -317,19 +329,22 @@ def part_of(value: Value, label: str) -> Array:
   return part
 
 
+def part_tree(values: list[Value], label: str, like: Tree) -> Tree:
+  """The parts of a source, as a tree like another one."""
+  parts = [part_of(value, label) for value in values]
+  return jax.tree.unflatten(jax.tree.structure(like), parts)
+
+
 def _scaled(eqn, operands, arrays, place) -> list[Value]:
   """A product, in which the factor at a place has the parts."""
   carrier = operands[place]
   guessed = any(value.guessed for value in operands)
-  changed = {}
-  if eqn.params.get('preferred_element_type') is not None:
-    dtype = eqn.params['preferred_element_type']
-    changed['preferred_element_type'] = jnp.promote_types(dtype, jnp.float32)
   others = [jnp.asarray(value.array) for value in operands]
   others = [array.astype(wide(array)) for array in others]
 
   def scaled(part):
-    return _bind(eqn, [*others[:place], part, *others[place + 1 :]], **changed)
+    factors = [*others[:place], part, *others[place + 1 :]]
+    return _bind(eqn, factors, **_wide_params(eqn))
 
   parts = {
     label: None if part is None else scaled(part)[0]
@@ -466,26 +481,21 @@ def _joined(ones: list[Value], others: list[Value]) -> list[Value]:
   """What both of two lists of values are, in shapes."""
 
   def joined(one, other):
-    either = functools.partial(_either, one, other)
+    guessed = one.guessed or other.guessed
     if one.parts is None or other.parts is None:
       why = one.why or other.why
-      return Value(one.array, None, guessed=either('guessed'), why=why)
+      return Value(one.array, None, guessed=guessed, why=why)
     labels = one.parts.keys() | other.parts.keys()
     if labels and any(not v.parts and not v.zero for v in (one, other)):
       labels |= {FRESH}
     part = jax.ShapeDtypeStruct(one.array.shape, wide(one.array))
     parts = {name: None if name in _WITHOUT_ARRAY else part for name in labels}
     linear = any(v.linear for v in (one, other) if v.parts) or not labels
-    both = either('guessed'), either('parts_guessed')
-    made = _sum(one.array, parts, linear, *both)
+    parts_guessed = one.parts_guessed or other.parts_guessed
+    made = _sum(one.array, parts, linear, guessed, parts_guessed)
     return dataclasses.replace(made, zero=one.zero and other.zero)
 
   return [joined(*pair) for pair in zip(ones, others, strict=True)]
-
-
-def _either(one, other, name) -> bool:
-  get = operator.attrgetter(name)
-  return get(one) or get(other)
 
 
 def _fit(values: list[Value], common: list[Value]) -> list[Value]:
@@ -501,3 +511,154 @@ def _fit(values: list[Value], common: list[Value]) -> list[Value]:
     return dataclasses.replace(like, array=value.array, parts=parts)
 
   return [fit(*pair) for pair in zip(values, common, strict=True)]
+
+
+# An optimizer's update as a sum: of the gradient, its memory, the parameters.
+
+# Fields of `optax.inject_hyperparams` states: settings, no memory of gradients.
+_SETTINGS = ('hyperparams', 'hyperparams_states')
+# Of `optax.MultiSteps`: gradients of this step, in parts.
+_GATHERED = 'acc_grads'
+
+
+def update_parts(
+  who: str,
+  transformation: optax.GradientTransformation,
+  gradient: Tree,
+  state: Any,
+  params: Tree,
+  extra_args: dict[str, Any],
+  after: Any = None,
+  memory: str = CARRIED,
+) -> list[Value]:
+  """The leaves of an update, each with the parts that it is a sum of.
+
+  Args:
+    who: The function that needs them, for error messages.
+    transformation: Any optax transformation.
+    gradient: A tree like the parameters.
+    state: The state before the update.
+    params: The parameters before the update; None where none are needed.
+    extra_args: What the update is given besides.
+    after: The state after the update, where the gradient is not known and
+      `gradient` has other values.
+    memory: The source that moments count as.
+
+  Returns:
+    A value for each leaf, with parts of `FRESH`, `DECAYED` and `memory`.
+
+  Raises:
+    ValueError: The update is no such sum, or cannot be split without the
+      gradient.
+  """
+  refuse_pairs(who, params)
+  update = optax.with_extra_args_support(transformation).update
+  jaxpr, shapes = jax.make_jaxpr(
+    lambda *trees: update(*trees, **extra_args), return_shape=True
+  )(gradient, state, params)
+  like = gradient if params is None else params
+  labels = _state_sources(transformation, state, like, memory)
+  guessed = after is not None
+  values = [
+    *(_value(x, FRESH, guessed=guessed) for x in jax.tree.leaves(gradient)),
+    *(
+      _value(x, label)
+      for x, label in zip(jax.tree.leaves(state), labels, strict=True)
+    ),
+    *(_value(x, DECAYED) for x in jax.tree.leaves(params)),
+  ]
+  pins = {}
+  count = len(jax.tree.leaves(shapes[0]))
+  if guessed:
+    variables = jaxpr.jaxpr.outvars[count:]
+    pins = {
+      variable: new
+      for variable, new in zip(variables, jax.tree.leaves(after), strict=True)
+      if not isinstance(variable, core.Literal)
+    }
+  found = evaluate(jaxpr, values, pins=pins)[:count]
+  for value in found:
+    _refuse(who, value)
+  return found
+
+
+def refuse_pairs(who: str, params: Tree) -> None:
+  """Raises a ValueError for the parameters of `optax.lookahead`."""
+  if isinstance(params, optax.LookaheadParams):
+    raise ValueError(
+      f'{who} got optax.LookaheadParams, two sets of parameters of which an '
+      f'update moves one towards the other; {_advice(who)}.'
+    )
+
+
+def _advice(who: str) -> str:
+  if who == 'record_adam_moments':
+    return 'record inside it instead, as in sam(record_adam_moments(adam), ...)'
+  return f'give {who} the optimizer that is inside it, and its state'
+
+
+def _refuse(who: str, value: Value) -> None:
+  if value.parts is None:
+    raise ValueError(
+      f'{who} got an optimizer whose update is no sum of a part of earlier '
+      f'gradients, of this gradient and of weight decay: {value.why!r} makes '
+      'one number of several of them. Leave out what does so (as a sign, or '
+      'one update times another), or wrap what comes before it.'
+    )
+  if STORED in value.parts:
+    raise ValueError(
+      f'{who} got an optimizer that keeps parameters in its state and moves '
+      'towards them (as optax.contrib.schedule_free and sam), which is neither '
+      f'memory of gradients nor weight decay; {_advice(who)}.'
+    )
+  if value.parts_guessed:
+    raise ValueError(
+      f'{who} cannot split this update without its gradient, as what is added '
+      'before Adam or acts on the update depends on it; give gradient=....'
+    )
+
+
+def _value(leaf, label, guessed=False, linear=True) -> Value:
+  array = jnp.asarray(leaf)
+  label, linear = label if isinstance(label, tuple) else (label, linear)
+  if label is None or not jnp.issubdtype(array.dtype, jnp.inexact):
+    return Value(array, guessed=guessed)
+  part = None
+  if label not in (FRESH, STORED):
+    part = array.astype(wide(array))
+  return Value(array, {label: part}, linear=linear, guessed=guessed)
+
+
+def _state_sources(transformation, state, params, memory):
+  """For each leaf of a state, its source, and whether it is linear in it.
+
+  What a state begins with says what it is: memory of gradients with 0, a copy
+  of the parameters with the parameters, a setting with another constant. A
+  single number is memory only where it is added: a factor is a setting.
+  """
+  begin, shape = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+  inputs = [_value(leaf, DECAYED) for leaf in jax.tree.leaves(params)]
+  first = jax.eval_shape(lambda x: evaluate(begin, x), inputs)
+  by_path = jax.tree_util.tree_leaves_with_path
+  begins = {
+    path: value for (path, _), value in zip(by_path(shape), first, strict=True)
+  }
+
+  def label(path, leaf):
+    names = {getattr(key, 'name', None) for key in path}
+    scalar = jnp.ndim(leaf) == 0
+    value = begins.get(path)
+    if names & set(_SETTINGS):
+      return None, True
+    if _GATHERED in names:
+      return FRESH, True
+    if value is None:  # as optax.monitor's: there is nothing to tell
+      return STORED, True
+    if value.zero:
+      return memory, not scalar
+    copied = value.parts is not None and value.linear
+    if value.parts == {} or (scalar and not copied):
+      return None, True
+    return STORED, True
+
+  return [label(*leaf) for leaf in by_path(state)]

@@ -212,7 +212,7 @@ def _method(method: Any) -> _Placed:
     )
   # By name where there is one: such a run needs no object to go on.
   name = _short_name(method)
-  if getattr(losses.methods, name, None) is method:
+  if name in losses.methods.__all__ and getattr(losses.methods, name) is method:
     return _Placed(name)
   record = provenance.record(method)
   return _Placed(words(f'method {name}'), method, record)

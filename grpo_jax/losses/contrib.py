@@ -1,4 +1,9 @@
-"""Brakes: trust regions that take into account that the policy goes on moving.
+"""Methods and transforms that no paper has, or that are not yet verified.
+
+A config names them as it names a method of a user's own:
+`'grpo_jax.losses.contrib:coasting_grpo'`.
+
+Brakes: trust regions that take into account that the policy goes on moving.
 
 A clip switches the gradient of a token off. But the tokens that share its
 parameters go on pulling, and so does Adam's momentum, so the ratio coasts
@@ -15,11 +20,21 @@ from grpo_jax.losses import _objective
 from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
+from grpo_jax.losses._credit import center_by_group
 from grpo_jax.losses._credit import normalize_by_group
 from grpo_jax.losses._from_run import takes_from_run
+from grpo_jax.losses._objective import ppo_clip
 from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._weight import mean_over_sequences
+
+__all__ = (
+  'coasting_clip',
+  'coasting_grpo',
+  'grpo_without_std',
+  'rollback_clip',
+  'rollback_grpo',
+)
 
 
 def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
@@ -53,7 +68,7 @@ def rollback_clip(low=0.2, high=0.2, slope=0.3) -> LossTransform:
     <https://arxiv.org/abs/1903.07940>`_, 2019 (PPO-RB)
   """
   _ops.check_range('rollback_clip', low, high)
-  _ops.check_number('rollback_clip', 'slope', slope, least=0)
+  _ops.check_numbers('rollback_clip', least=0, slope=slope)
 
   def objective(terms, batch, low, high, slope):
     ratio, metrics = _ops.importance_ratio(terms)
@@ -117,12 +132,8 @@ def coasting_clip(
     <https://arxiv.org/abs/2601.05002>`_, 2026. The clip is this package's own.
   """
   _ops.check_range('coasting_clip', low, high)
-  for name, value, least in (
-    ('updates', updates, 1),
-    ('b1', b1, 0),
-    ('b2', b2, 0),
-  ):
-    _ops.check_number('coasting_clip', name, value, least=least, moves=False)
+  _ops.check_numbers('coasting_clip', least=1, moves=False, updates=updates)
+  _ops.check_numbers('coasting_clip', least=0, moves=False, b1=b1, b2=b2)
   if updates != int(updates):
     raise ValueError(
       f'coasting_clip got updates={updates}; give the number of optimizer '
@@ -207,5 +218,22 @@ def _grpo(trust_region, kl_coefficient) -> LossTransform:
     normalize_by_group(),
     mean_over_sequences(),
     trust_region,
+    *maybe_kl(kl_coefficient),
+  )
+
+
+def grpo_without_std(low=0.2, high=0.2, kl_coefficient=0.04) -> LossTransform:
+  r"""GRPO whose advantage is :math:`A_i = r_i - \bar r`, and nothing else new.
+
+  The arm "no std" of the second paper, beside `losses.methods.grpo`. Dr. GRPO
+  leaves out the division too, but weights tokens differently.
+
+  Args:
+    low, high, kl_coefficient: See `help(losses.methods)`.
+  """
+  return chain(
+    center_by_group(),
+    mean_over_sequences(),
+    ppo_clip(low, high),
     *maybe_kl(kl_coefficient),
   )

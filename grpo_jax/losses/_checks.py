@@ -1,11 +1,14 @@
-"""Refuses what was given to a chain by mistake, in a sentence each."""
+"""Refuses chains that were put together by mistake, in a sentence each."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import difflib
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +43,7 @@ def check_transform(value: Any, kind: type, where: str) -> None:
   )
 
 
-def _told(value: Any) -> str:
+def _brief(value: Any) -> str:
   """What an error says of a value: of arrays, what they are, in one line."""
   if hasattr(value, 'shape'):
     return f'an array of shape {tuple(value.shape)}'
@@ -126,12 +129,12 @@ def value_and_metrics(
     array = jax.numpy.asarray(value)
   except (TypeError, ValueError) as error:
     raise ValueError(
-      f'{name} returned {_told(value)}; return an array, or a pair (array, '
+      f'{name} returned {_brief(value)}; return an array, or a pair (array, '
       'metrics) with a dict of arrays.'
     ) from error
   if not isinstance(metrics, Mapping):
     raise ValueError(
-      f'{name} returned a pair whose second part is {_told(metrics)}; give '
+      f'{name} returned a pair whose second part is {_brief(metrics)}; give '
       'metrics there, a dict of arrays by name.'
     )
   allowed = shape, (*shape[:2], 1)
@@ -139,7 +142,7 @@ def value_and_metrics(
     is_array = getattr(metric, 'shape', None) in allowed
     if not isinstance(key, str) or not is_array:
       raise ValueError(
-        f'{name} returned a metric {key!r} that is {_told(metric)}; give it a '
+        f'{name} returned a metric {key!r} that is {_brief(metric)}; give it a '
         f'name and one value per token, here {shape}.'
       )
   return array, dict(metrics)
@@ -150,7 +153,7 @@ def check_pair(result: Any) -> tuple[Any, Any]:
   if isinstance(result, tuple) and len(result) == 2:
     return result
   raise ValueError(
-    f'The credit of a transform returned {_told(result)}; return a pair, the '
+    f'The credit of a transform returned {_brief(result)}; return a pair, the '
     'Batch and the state of the transform.'
   )
 
@@ -233,3 +236,86 @@ def check_required(requires, given, extras) -> None:
         f'This method reads {name!r}, which was not given; compute it and pass '
         'it in the Batch (entropy: as an argument of surrogate_loss).'
       )
+
+
+class Place(NamedTuple):
+  """What a transform writes, and where in a chain it may stand."""
+
+  component: str  # of `LossTransform`: 'credit', 'prepare' or 'apply'
+  field: str  # of `Batch`, or of `SurrogateTerms` if the component is 'apply'
+  edits: bool = False  # the function takes the old value as first argument
+  needs: str = ''  # a field that an earlier transform must have set
+  before: str = ''  # a field that no earlier transform may have set
+
+
+Writes = tuple[tuple[str, Place], ...]
+"""The transforms of a chain as it is written: names of functions, places."""
+
+
+def order_problem(
+  name: str, place: Place, is_set: Callable[[str], bool]
+) -> str:
+  """Why a transform may not stand where it does, as a sentence; '' if it may.
+
+  Args:
+    name: Of its function.
+    place: What it writes.
+    is_set: Whether earlier transforms have set a field.
+  """
+  if place.before and is_set(place.before):
+    return (
+      f'{name} writes {place.field!r}, but an earlier transform of the chain '
+      f'has already set {place.before!r}; place {name} before it, or keep one '
+      'of them.'
+    )
+  if place.needs and not is_set(place.needs):
+    return (
+      f'{name} edits {place.field!r}, but no earlier transform of the chain '
+      f'sets {place.needs!r}; place {name} after one that does.'
+    )
+  return ''
+
+
+def dropped_late(name: str) -> str:
+  """What is said of a transform that drops tokens behind the weight."""
+  return (
+    f'{name} drops tokens, but an earlier transform of the chain has '
+    f"already counted them in 'weight'; place {name} before it."
+  )
+
+
+def check_order(writes: Writes) -> None:
+  """Raises a ValueError if the transforms of a chain contradict each other.
+
+  A field that none of them sets is no contradiction: the rest of the chain may
+  run, such as its credit alone.
+
+  Args:
+    writes: See `Writes`.
+  """
+  sets = {place.field for _, place in writes if _sets(place)}
+  done: set[str] = set()
+  for component in ('credit', 'prepare', 'apply'):
+    for name, place in writes:
+      if place.component != component:
+        continue
+      # What no transform of the chain sets, the batch may bring.
+      if not place.needs or place.needs in sets:
+        if sentence := order_problem(name, place, done.__contains__):
+          raise ValueError(sentence)
+      if _sets(place):
+        done.add(place.field)
+  _check_drops(writes)
+
+
+def _check_drops(writes: Sequence[tuple[str, Place]]) -> None:
+  counted = False
+  for name, place in writes:
+    if place.field == 'keep' and counted:
+      raise ValueError(dropped_late(name))
+    counted |= place.field == 'weight' and _sets(place)
+
+
+def _sets(place: Place) -> bool:
+  """Whether a transform sets its field, and does not edit what is there."""
+  return place.before == place.field
