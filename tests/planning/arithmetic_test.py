@@ -13,7 +13,6 @@ from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
 from grpo_jax.planning import memory as sizes
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
@@ -153,7 +152,7 @@ def test_operations_are_those_of_compiled_programs(program, remat):
   if program == 'adapters':
     program, changes = 'train_step', changes | {'lora.rank': 1}
   made = parts(sharding.make_mesh(), **WIDE | changes)
-  lowered, trips = programs.of_run(made)[program]()
+  lowered, trips = compiling.lowerings(made)[program]()
   compiled = hlo.Program(lowered.compile().as_text(), trips)
   counted = arithmetic.Arithmetic(made).work(program).flops
   assert compiled.flops() == pytest.approx(counted, rel=0.03)
@@ -249,7 +248,7 @@ def test_what_is_regrouped_takes_the_bytes_of_its_arrays(prompts, waits):
   names = 'regroup', 'grow'
   assert counted.admits == waits
   for name in names:
-    lowered, trips = programs.of_run(made)[name]()
+    lowered, trips = compiling.lowerings(made)[name]()
     memory = lowered.compile().memory_analysis()
     assert trips == 1
     given = counted.arguments(name)
