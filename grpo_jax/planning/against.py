@@ -21,7 +21,7 @@ from grpo_jax import models
 from grpo_jax.learner import lowering
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
-from grpo_jax.planning import memory
+from grpo_jax.planning import arithmetic
 from grpo_jax.planning import roofline
 from grpo_jax.planning.roofline import Machine
 from grpo_jax.planning.roofline import Work
@@ -102,7 +102,7 @@ def of_run(directory: str) -> Against:
   shape = sharding.mesh_shape(int(number), **vars(config.mesh))
   used = int(np.prod(list(shape.values())))
   parts = build.abstract(config, _mesh(shape, is_cpu))
-  weights = memory.weights_of(parts)
+  weights = arithmetic.weights_of(parts)
   # The virtual devices of a CPU share it.
   share = 1 if is_cpu else used
   # All tokens may choose the same experts.

@@ -17,7 +17,7 @@ from grpo_jax.learner import lowering
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
-from grpo_jax.planning import memory
+from grpo_jax.planning import arithmetic
 from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 from grpo_jax.run.build import method as build_method
@@ -138,9 +138,11 @@ def _memory_gib(
   }
   if config.sampler.ahead:
     parts['older parameters'] = state.params
-  here = {name: memory.on_device(tree) / GIB for name, tree in parts.items()}
+  here = {
+    name: arithmetic.on_device(tree) / GIB for name, tree in parts.items()
+  }
   away = {
-    f'{name} (in the memory of the host)': memory.on_host(tree) / GIB
+    f'{name} (in the memory of the host)': arithmetic.on_host(tree) / GIB
     for name, tree in parts.items()
   }
   needs = lowering.memory_gib(updater, layouts.spec, layouts.rollout)

@@ -11,7 +11,6 @@ from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
-from grpo_jax.planning import memory as sizes
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
@@ -62,7 +61,7 @@ def test_weights_take_the_bytes_that_they_take(changes):
   update = dataclasses.replace(made.updater, frozen=frozen)
   state = update.compiled.init(build_model.initial(spec, model, mesh))
   made.engine.load(update.joined(state.params), version=0)
-  found = sizes.weights_of(made)
+  found = arithmetic.weights_of(made)
 
   def on_first(tree):
     arrays = jax.tree.leaves(tree)
@@ -100,7 +99,7 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
     made.run.config.sampler.max_tokens,
   )
   caches = rows.prompt_cache, rows.cache
-  assert counted.cache == sizes.on_device(caches)
+  assert counted.cache == arithmetic.on_device(caches)
 
 
 @pytest.mark.parametrize(
