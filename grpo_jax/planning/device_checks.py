@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.mesh import chips
+from grpo_jax.planning.host_checks import OK
+from grpo_jax.planning.host_checks import SLOW
+from grpo_jax.planning.host_checks import Judged
+from grpo_jax.planning.host_checks import Measured
 from grpo_jax.planning.host_checks import not_in_the_table
 from grpo_jax.planning.host_checks import spread
-from grpo_jax.planning.types import OK
-from grpo_jax.planning.types import SLOW
-from grpo_jax.planning.types import Judged
-from grpo_jax.planning.types import Measured
 
 # Below these shares of the vendor's peak a device is called slow. A healthy one
 # reaches 60 to 90 % of its products and of its memory bandwidth. A sum over a

@@ -15,19 +15,21 @@ import shutil
 import statistics
 import time
 from typing import Any
+from typing import NamedTuple
 import uuid
 
 from grpo_jax.hosts import processes
 from grpo_jax.mesh import chips
 from grpo_jax.planning import accelerators
-from grpo_jax.planning.types import FAILED
-from grpo_jax.planning.types import OK
-from grpo_jax.planning.types import SLOW
-from grpo_jax.planning.types import Judged
-from grpo_jax.planning.types import Measured
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import records
 from grpo_jax.run.keep import workdir as workdirs
+
+OK, SLOW, FAILED, SKIPPED = 'ok', 'slow', 'failed', 'skipped'
+"""Verdicts of a check."""
+
+Measured = dict[str, Any]
+"""What one process has measured: numbers, texts, and lists of them."""
 
 GIB = 2**30
 FILE_MB = 16  # of the file that is written to the workdir
@@ -40,6 +42,14 @@ MOST_CLOCK_SECS = 1.0
 
 _CACHE = 'jax_compilation_cache_dir'  # in the config of JAX
 _CLOCK_ROUNDS = 5
+
+
+class Judged(NamedTuple):
+  """What is said of the measurements of all processes."""
+
+  measured: str
+  expected: str = ''  # the figure to compare with, in words
+  verdict: str = OK
 
 
 def versions() -> Measured:
