@@ -140,20 +140,20 @@ class Chats:
 
   def _plain(self, text: str) -> list[int]:
     """The ids of a text, none of them of a special token."""
-    pieces = torn(text, self._special)
+    pieces = tear(text, self._special)
     return [i for piece in pieces for i in self._tokenizer.encode(piece)]
 
 
-def asked(example: Mapping[str, Any], prompt: str) -> data.Prompt:
+def whole_prompt(example: Mapping[str, Any], prompt: str) -> data.Prompt:
   """The whole prompt of a record: its messages, if it is a chat."""
   whole = example.get('prompt')
   return prompt if whole is None or isinstance(whole, str) else whole
 
 
-def torn(text: str, special: re.Pattern[str]) -> Iterator[str]:
+def tear(text: str, special: re.Pattern[str]) -> Iterator[str]:
   """Pieces of a text, each special token cut behind its first character.
 
-  >>> list(torn('so<|end|>.', re.compile(r'<\\|end\\|>')))
+  >>> list(tear('so<|end|>.', re.compile(r'<\\|end\\|>')))
   ['so<', '|end|>.']
 
   Args:
@@ -274,7 +274,7 @@ class RewardModel:
     """
     begin = time.monotonic()
     rows = [
-      self.ids(asked(example, prompt), completion)
+      self.ids(whole_prompt(example, prompt), completion)
       for prompt, completion, example in zip(
         prompts, completions, examples, strict=True
       )
@@ -352,7 +352,7 @@ class RewardModel:
     return ''
 
 
-def of_config(
+def from_kwargs(
   kwargs: Mapping[str, Any], mesh: jax.sharding.Mesh | None
 ) -> RewardModel:
   """The reward model that a config describes.

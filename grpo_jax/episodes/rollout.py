@@ -107,7 +107,7 @@ def collect(
     completions = engines.generate(engine, asked, early)
     judged.decode(completions)
     completions, scores = judging(judged, completions)
-  return rollout_of(
+  return make_rollout(
     completions,
     scores,
     completion_buckets,
@@ -172,7 +172,7 @@ def blank(
   scores = rewards_lib.Scores(
     reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
   )
-  return rollout_of(
+  return make_rollout(
     drawn,
     scores,
     completion_buckets,
@@ -254,7 +254,7 @@ class _Judged:
     )
 
 
-def rollout_of(
+def make_rollout(
   completions: Completions,
   scores: rewards_lib.Scores,
   completion_buckets: Sequence[int],

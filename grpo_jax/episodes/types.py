@@ -55,7 +55,7 @@ class Episode(NamedTuple):
   ended: str = ''
 
 
-def completions_of(
+def join_episodes(
   episodes: Sequence[Sequence[Episode]],
 ) -> engines.Completions:
   """G episodes of each of P prompts as arrays; T is the longest episode's t.

@@ -56,7 +56,7 @@ class Against(NamedTuple):
   learning: Share
 
 
-def of_run(directory: str) -> Against:
+def compare(directory: str) -> Against:
   """Reads a run, and bounds its times.
 
   Args:
@@ -102,16 +102,16 @@ def of_run(directory: str) -> Against:
   shape = sharding.mesh_shape(int(number), **vars(config.mesh))
   used = int(np.prod(list(shape.values())))
   parts = build.abstract(config, _mesh(shape, is_cpu))
-  weights = arithmetic.weights_of(parts)
+  weights = arithmetic.count_weights(parts)
   # The virtual devices of a CPU share it.
   share = 1 if is_cpu else used
   # All tokens may choose the same experts.
   read = weights.read(1, parts.model.experts) * (used if is_cpu else 1)
   update, model = parts.updater, parts.model
   machine = (
-    roofline.of_this_cpu(int(read), model.compute_dtype)
+    roofline.measure_cpu(int(read), model.compute_dtype)
     if chip is None
-    else roofline.of_chip(chip)
+    else roofline.chip_peaks(chip)
   )
   completions = config.sampler.prompts * config.sampler.group
   needs = _Needs(

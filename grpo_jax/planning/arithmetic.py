@@ -46,7 +46,7 @@ class Rows:
   prompts: float
 
 
-def rows_of(
+def count_rows(
   parts: Abstract, prompts: int, prompt_tokens: int, tokens: int
 ) -> Rows:
   """The rows of an optimizer batch whose completions are all of full length.
@@ -142,7 +142,7 @@ class Weights:
     return whole - idle * self.experts
 
 
-def weights_of(parts: Abstract) -> Weights:
+def count_weights(parts: Abstract) -> Weights:
   """The parameters of a run."""
   run, state = parts.run, parts.updater.compiled.abstract
   mesh, model = run.mesh, parts.model
@@ -306,7 +306,7 @@ class Arithmetic:
     self.sampling_mesh: Any = parts.engine.mesh
     self.platform = sharding.platform(self.mesh)
     self.model = as_computed(parts.model, self.platform)
-    self.weights = weights_of(parts)
+    self.weights = count_weights(parts)
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
     self.prompt_tokens = max(self.config.data.prompt_buckets)
@@ -319,7 +319,7 @@ class Arithmetic:
     self.tensor = self.mesh.shape['tensor']
     self.updates = learner.batches * learner.epochs
     batch = self.prompts // learner.batches
-    self.rows = rows_of(parts, batch, self.prompt_tokens, self.room)
+    self.rows = count_rows(parts, batch, self.prompt_tokens, self.room)
     self.schedule = parts.engine.schedule(
       self.prompts, self.group, self.prompt_tokens
     )

@@ -86,7 +86,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     'warnings': [
       *build_rewards.warnings(run.rewards),
       *build_method.warnings_of_age(run.learn, run.draw, len(run.rewards)),
-      *_of_heads(run),
+      *_warnings_of_heads(run),
     ],
     'memory_gib': _memory_gib(config, state, updater, layouts),
     'first_rollout': {
@@ -107,7 +107,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _of_heads(run: build.Run) -> list[str]:
+def _warnings_of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
   heads, found = run.model.kv_heads, []
   tensor = run.mesh.shape['tensor']

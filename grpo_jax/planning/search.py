@@ -130,7 +130,7 @@ def candidates(
     mesh = Mesh(data, fsdp, tensor, expert, slices=topology.slices)
     shards = data * fsdp * expert * topology.slices
     rows = {config.learner.micro_rows, shards}
-    of_row = {config.learner.row_completions, *_of_row(config, shards)}
+    of_row = {config.learner.row_completions, *_row_choices(config, shards)}
     for micro_rows, per_row in itertools.product(rows, of_row):
       learner = dataclasses.replace(
         config.learner, micro_rows=micro_rows, row_completions=per_row
@@ -149,7 +149,7 @@ def _policies(config: Config) -> Iterator[Config]:
       yield dataclasses.replace(config, model=model)
 
 
-def _of_row(config: Config, shards: int) -> tuple[int, ...]:
+def _row_choices(config: Config, shards: int) -> tuple[int, ...]:
   """How many completions a row may have.
 
   One takes the least memory. The other is the most of which each data shard

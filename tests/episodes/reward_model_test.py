@@ -222,7 +222,7 @@ def test_other_answers_are_encoded_with_what_stands_around_them(tmp_path):
 def test_tearing_ends_and_leaves_no_special_token():
   special = re.compile('<a>|<')
   for text in ('<a>' * 1000, '<<a><', 'a>', ''):
-    pieces = list(reward_model.torn(text, special))
+    pieces = list(reward_model.tear(text, special))
     assert not any('<a>' in piece for piece in pieces)
     assert ''.join(pieces).replace('<', '') == text.replace('<', '')
 

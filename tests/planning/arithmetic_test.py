@@ -61,7 +61,7 @@ def test_weights_take_the_bytes_that_they_take(changes):
   update = dataclasses.replace(made.updater, frozen=frozen)
   state = update.compiled.init(build_model.initial(spec, model, mesh))
   made.engine.load(update.joined(state.params), version=0)
-  found = arithmetic.weights_of(made)
+  found = arithmetic.count_weights(made)
 
   def on_first(tree):
     arrays = jax.tree.leaves(tree)
@@ -187,7 +187,7 @@ def test_what_the_compiler_refused_is_too_large_by_arithmetic():
   (row,) = (row for row in RECORDED if not row['fits'])
   assert (row['model'], row['topology']) == ('Qwen2.5-7B', 'v5e:2x4')
   assert row['config']['sampler.prompts'] * row['config']['sampler.group'] == 16
-  one = plans.of_program(recorded_run(row), row['program'], 1, None)
+  one = plans.plan_program(recorded_run(row), row['program'], 1, None)
   assert not one.fits(topologies.named('v5e:2x4').memory_bytes)
 
 
@@ -203,7 +203,7 @@ def test_seven_billion_parameters_fit_256_small_chips():
     given = int(counted.arguments(program))
     besides = row['peak_bytes'] - given
     said = compiling.Compiled(argument_bytes=given, temporary_bytes=besides)
-    one = plans.of_program(counted, program, 1, said)
+    one = plans.plan_program(counted, program, 1, said)
     assert row['peak_bytes'] <= one.bytes + 1
     assert one.fits(topologies.named('v5e:16x16').memory_bytes)
     assert one.bytes < 15.75 * topologies.GIB
