@@ -62,7 +62,7 @@ def forward(config, length):
 def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   """Compute alone, since a fast memory costs nothing."""
   monkeypatch.setattr(
-    roofline, 'of_chip', lambda chip: roofline.Machine(1e6, 1e15)
+    roofline, 'chip_peaks', lambda chip: roofline.Machine(1e6, 1e15)
   )
   directory = workdir(tmp_path, **{'lora.rank': rank, 'learner.epochs': 2})
   found = against.compare(directory)
