@@ -25,8 +25,6 @@ from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
-from grpo_jax.planning.roofline import Machine
-from grpo_jax.planning.roofline import Work
 from grpo_jax.run.build import build
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import objects
@@ -52,7 +50,7 @@ class Against(NamedTuple):
   """A run beside its bound."""
 
   devices: str  # as the run has noted them
-  machine: Machine  # one device; on a CPU all of them together
+  machine: roofline.Machine  # one device; on a CPU all of them together
   rollouts: int  # of which the medians are
   sampling: Share
   learning: Share
@@ -122,7 +120,7 @@ def compare(directory: str) -> Against:
 
 def _needs(
   config: config_lib.Config, parts: build.Abstract, read: int, share: int
-) -> Callable[[dict[str, Any]], tuple[Work, Work]]:
+) -> Callable[[dict[str, Any]], tuple[roofline.Work, roofline.Work]]:
   """From the metrics of a rollout to its work: of sampling, and of learning.
 
   Args:
@@ -150,7 +148,7 @@ def _needs(
     rest = (length - int(length)) * models.flops_per_token(model, length)
     return float(number * (each + rest))
 
-  def work(row: dict[str, Any]) -> tuple[Work, Work]:
+  def work(row: dict[str, Any]) -> tuple[roofline.Work, roofline.Work]:
     tokens = row['learn_tokens_per_sec'] * row['learn_secs']
     drawn = row['sample_tokens_per_sec'] * row['sample_secs']
     # Updates leave out what has no advantage.
@@ -160,8 +158,8 @@ def _needs(
     longest = row.get('length_tokens_max', 1.0)
     steps = longest if most == completions else 1.0
     return (
-      Work(forward(drawn, most) / share, read * steps),
-      Work(flops / share, read if flops else 0),
+      roofline.Work(forward(drawn, most) / share, read * steps),
+      roofline.Work(flops / share, read if flops else 0),
     )
 
   return work
@@ -169,8 +167,8 @@ def _needs(
 
 def _shares(
   rows: list[dict[str, Any]],
-  needs: Callable[[dict[str, Any]], tuple[Work, Work]],
-  machine: Machine,
+  needs: Callable[[dict[str, Any]], tuple[roofline.Work, roofline.Work]],
+  machine: roofline.Machine,
 ) -> tuple[Share, Share]:
   """Sampling and learning: medians over rollouts."""
   found: list[tuple[float, ...]] = []

@@ -38,10 +38,7 @@ from grpo_jax.learner import lowering
 from grpo_jax.learner import updates
 from grpo_jax.planning import hlo
 from grpo_jax.planning import topologies
-from grpo_jax.planning.hlo import Collective
-from grpo_jax.planning.topologies import Topology
 from grpo_jax.run.build import build
-from grpo_jax.run.build.build import Abstract
 
 PROGRAMS = (
   'train_step',
@@ -86,7 +83,7 @@ class Compiled:
   host_bytes: int = 0
   flops: float = 0.0
   kernels: float = 0.0
-  collectives: tuple[Collective, ...] = ()
+  collectives: tuple[hlo.Collective, ...] = ()
   secs: float = 0.0
   only_lowered: bool = False
 
@@ -103,7 +100,7 @@ class Compiled:
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> 'Compiled':
     """From what `to_json` returned."""
-    collectives = tuple(Collective(**one) for one in values['collectives'])
+    collectives = tuple(hlo.Collective(**one) for one in values['collectives'])
     return cls(**{**values, 'collectives': collectives})
 
 
@@ -279,7 +276,9 @@ class Lowered(NamedTuple):
     return one if isinstance(one, list) else [(one, 1)]
 
 
-def lowered(config: Config, topology: Topology, program: str) -> Lowered:
+def lowered(
+  config: Config, topology: topologies.Topology, program: str
+) -> Lowered:
   """Lowers one program.
 
   Args:
@@ -294,7 +293,7 @@ def lowered(config: Config, topology: Topology, program: str) -> Lowered:
   return lowerings(build.abstract(config, mesh))[program]()
 
 
-def lowerings(parts: Abstract) -> dict[str, Callable[[], Lowered]]:
+def lowerings(parts: build.Abstract) -> dict[str, Callable[[], Lowered]]:
   """For each program of a run a function that lowers it.
 
   The loop over micro-batches and the loop over tokens run as often as the
@@ -388,7 +387,9 @@ def answer(request: Request) -> Compiled:
   return result
 
 
-def _compiled(program: Any, trips: int, topology: Topology) -> Compiled:
+def _compiled(
+  program: Any, trips: int, topology: topologies.Topology
+) -> Compiled:
   """What the compiler says."""
   start = time.monotonic()
   try:
@@ -417,7 +418,9 @@ def _compiled(program: Any, trips: int, topology: Topology) -> Compiled:
   )
 
 
-def _only_lowered(config: Config, topology: Topology, program: str) -> Compiled:
+def _only_lowered(
+  config: Config, topology: topologies.Topology, program: str
+) -> Compiled:
   """What the program tells before it is compiled."""
   start = time.monotonic()
   mesh = topologies.mesh(topology, config.mesh)

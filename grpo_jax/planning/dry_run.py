@@ -14,7 +14,6 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.learner import layouts as layouts_lib
 from grpo_jax.learner import lowering
-from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import arithmetic
@@ -128,7 +127,10 @@ def _warnings_of_heads(run: build.Run) -> list[str]:
 
 
 def _memory_gib(
-  config: Config, state: TrainState, updater: Updater, layouts: Layouts
+  config: Config,
+  state: TrainState,
+  updater: Updater,
+  layouts: layouts_lib.Layouts,
 ) -> dict[str, float]:
   """GiB by part: of each device, and of its host what lies there."""
   parts = {

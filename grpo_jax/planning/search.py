@@ -11,7 +11,6 @@ from grpo_jax.config import Config
 from grpo_jax.config import Mesh
 from grpo_jax.config import plain_text
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology
 
 _MOST_SENDING = 16  # `tensor` and `expert`: both send activations in each layer
@@ -23,7 +22,7 @@ class Candidate(NamedTuple):
   """A config with another mesh, and perhaps other rows and another `remat`."""
 
   config: Config
-  plan: Plan
+  plan: plans.Plan
 
 
 def best(

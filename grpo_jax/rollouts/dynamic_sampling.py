@@ -268,7 +268,7 @@ def _identity(prompt: data.Prompt) -> int:
 def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P]: which prompts have judged completions, all of them right."""
   wrong = rollout.judged & ~rollout.right(right_reward)
-  return rollout.judged.any(axis=1) & ~wrong.any(axis=1)
+  return np.logical_and(rollout.judged.any(axis=1), ~wrong.any(axis=1))
 
 
 def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:
