@@ -317,11 +317,15 @@ class RewardModel:
     Returns:
       f32[N].
     """
-    widths = np.array([self._width(len(row)) for row in rows], np.int64)
+    what = 'a text for the reward model'
+    shards = sharding.row_shards(self._mesh)
+    found = [layout.bucket(len(row), self._buckets, what) for row in rows]
+    widths = np.array(found, np.int64)
     scores, waiting = np.zeros(len(rows), np.float32), []
     for width in sorted(set(widths.tolist())):
       chosen = np.flatnonzero(widths == width)
-      size = self._rows(width)
+      # Of a fixed number of rows, so that it is compiled once.
+      size = max(1, self._micro_tokens // width) * shards
       for first in range(0, len(chosen), size):
         part = chosen[first : first + size]
         tokens, length = _padded([rows[i] for i in part], size, width)
@@ -335,14 +339,6 @@ class RewardModel:
     for part, found in waiting:
       scores[part] = host_arrays.to_host(found)[: len(part)]
     return scores
-
-  def _width(self, length: int) -> int:
-    return layout.bucket(length, self._buckets, 'a text for the reward model')
-
-  def _rows(self, width: int) -> int:
-    """Rows of a micro-batch: of a fixed number, so that it is compiled once."""
-    on_each = max(1, self._micro_tokens // width)
-    return on_each * sharding.row_shards(self._mesh)
 
   def _failure(self, row: Sequence[int]) -> str:
     if not row:

@@ -180,7 +180,7 @@ def _without_plugin(
   name: str, extra: str, plugins: tuple[str, ...], more: str
 ) -> str:
   begun = f'{name} is there{more}, but JAX runs on the CPU'
-  if installed := [plugin for plugin in plugins if _is_installed(plugin)]:
+  if installed := [plugin for plugin in plugins if version(plugin)]:
     return (
       f'{begun}, though {installed[0]} is installed; look for its error with '
       f"JAX_PLATFORMS={extra} python -c 'import jax; jax.devices()'."
@@ -191,11 +191,12 @@ def _without_plugin(
   )
 
 
-def _is_installed(package: str) -> bool:
+def version(package: str) -> str:
+  """The version of a package; '' if it is not installed."""
   try:
-    return bool(metadata.version(package))
+    return metadata.version(package)
   except metadata.PackageNotFoundError:
-    return False
+    return ''
 
 
 def _chosen(found: Found, platform: str) -> tuple[str, list[str] | None]:

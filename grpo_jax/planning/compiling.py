@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -36,6 +35,7 @@ from grpo_jax.config import whole_files
 from grpo_jax.learner import layouts
 from grpo_jax.learner import lowering
 from grpo_jax.learner import updates
+from grpo_jax.planning import accelerators
 from grpo_jax.planning import hlo
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
@@ -225,18 +225,12 @@ def key(text: str, trips: int, request: Request) -> str:
     trips: How often a loop runs whose number of trips is data.
     request: What was asked for.
   """
-  versions = [f'{name} {_version(name)}' for name in ('jaxlib', 'libtpu')]
+  packages = 'jaxlib', 'libtpu'
+  versions = [f'{name} {accelerators.version(name)}' for name in packages]
   reader = pathlib.Path(hlo.__file__).read_text()  # which counts
   parts = [*versions, request.topology, str(request.slices), str(trips)]
   parts += [reader, text]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:32]
-
-
-def _version(package: str) -> str:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return ''
 
 
 def kept(name: str) -> Compiled | None:
@@ -396,9 +390,10 @@ def _compiled(
     compiled = program.compile()
   except Exception as error:  # of one type, whatever is wrong
     said = ' '.join(plain_text.said(error).split())
-    full = 'RESOURCE_EXHAUSTED' in said
+    place = said.find('RESOURCE_EXHAUSTED')  # what follows is of memory
+    full = place >= 0
     return Compiled(
-      error=_needed(said) if full else said[:400],
+      error=said[place : place + 300] if full else said[:400],
       fits=not full,
       secs=time.monotonic() - start,
     )
@@ -441,12 +436,6 @@ def _only_lowered(
     )
   whole = together(parts, [calls for _, calls in found.parts])
   return dataclasses.replace(whole, secs=time.monotonic() - start)
-
-
-def _needed(said: str) -> str:
-  """The compiler's sentence about memory, without what follows it."""
-  start = said.find('RESOURCE_EXHAUSTED')
-  return said[start : start + 300]
 
 
 if __name__ == '__main__':

@@ -177,7 +177,9 @@ def draw(
       'groups_short': float(max(number - mixed, 0)),
     }
     if drawn:
-      counts['accuracy_drawn'] = _accuracy(drawn, right_reward)
+      right = sum(int(part.right(right_reward).sum()) for part in drawn)
+      judged = sum(int(part.judged.sum()) for part in drawn)
+      counts['accuracy_drawn'] = right / max(1, judged)
       counts['rewards_failed'] = float(
         sum(int((~np.asarray(part.batch.valid)).sum()) for part in drawn)
       )
@@ -269,11 +271,6 @@ def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P]: which prompts have judged completions, all of them right."""
   wrong = rollout.judged & ~rollout.right(right_reward)
   return np.logical_and(rollout.judged.any(axis=1), ~wrong.any(axis=1))
-
-
-def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:
-  right = sum(int(part.right(right_reward).sum()) for part in parts)
-  return right / max(1, sum(int(part.judged.sum()) for part in parts))
 
 
 def _nothing_left(
