@@ -324,6 +324,10 @@ class Arithmetic:
       self.prompts, self.group, self.prompt_tokens
     )
     self.starts = math.ceil(self.prompts / self.schedule.prompts)
+    # Prompts of a start, on average; each shard has as many as the fullest.
+    before = (self.starts - 1) * self.schedule.prompts
+    last = math.ceil((self.prompts - before) / self.schedule.shards)
+    self._drawn = (before + last * self.schedule.shards) / self.starts
     # Whether prompts that wait are admitted while rows go on.
     self.admits = self.starts > 1 and self.schedule.admitted > 0
     # Tokens of a micro-batch on one device, and of all micro-batches.
@@ -419,16 +423,15 @@ class Arithmetic:
 
   def arguments(self, program: str) -> float:
     """Weights and caches that one of `compiling.PROGRAMS` is given, bytes."""
-    weights, held = self.weights, self.held(program)
-    if program in ('grow', 'regroup'):
-      return sum(held.values()) - weights.sampled
-    if program == 'prefill':
-      return float(weights.sampled)
-    if program == 'decode':
-      return sum(held.values())
-    if program in LEARNING_STEPS:
-      return float(weights.state)
-    return float(weights.trained + weights.frozen)
+    weights, held = self.weights, sum(self.held(program).values())
+    given = {
+      'grow': held - weights.sampled,
+      'regroup': held - weights.sampled,
+      'prefill': weights.sampled,
+      'decode': held,
+      **dict.fromkeys(LEARNING_STEPS, weights.state),
+    }
+    return float(given.get(program, weights.trained + weights.frozen))
 
   def memory(self, program: str) -> dict[str, float]:
     """What a program needs besides its arguments, bytes by part.
@@ -618,14 +621,6 @@ class Arithmetic:
       self._forward(*counted, seen)[0] for seen in (True, False)
     )
     return passes * (whole - without)
-
-  @property
-  def _drawn(self) -> float:
-    """Prompts of a start, on average; each shard has as many as the fullest."""
-    last = self.prompts - (self.starts - 1) * self.schedule.prompts
-    last = math.ceil(last / self.schedule.shards) * self.schedule.shards
-    whole = (self.starts - 1) * self.schedule.prompts
-    return (whole + last) / self.starts
 
   def work(self, program: str) -> Work:
     """What one call of a program has to do on one device, at least.

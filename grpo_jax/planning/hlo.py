@@ -344,7 +344,7 @@ def flops_of(one: Instruction, shapes: dict[str, str]) -> float:
     shapes: Of the instructions of its computation, by name.
   """
   if one.opcode == 'dot':
-    left = dimensions(_shape_of(one, 0, shapes))
+    left = dimensions(shapes.get(one.operands[0], ''))
     summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)
     axes = [int(n) for n in summed[1].split(',') if n] if summed else []
     return 2.0 * math.prod(dimensions(one.shape)) * math.prod(
@@ -367,11 +367,6 @@ def _told_flops(one: Instruction) -> float:
   return float(told[1]) if told else 0.0
 
 
-def _shape_of(one: Instruction, number: int, shapes: dict[str, str]) -> str:
-  """The shape of an operand, which HLO prints beside it or where it is made."""
-  return shapes.get(one.operands[number], '')
-
-
 def _convolution(one: Instruction, shapes: dict[str, str]) -> float:
   """Operations of a convolution, which is how a TPU computes products."""
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.rest)
@@ -381,7 +376,11 @@ def _convolution(one: Instruction, shapes: dict[str, str]) -> float:
     dict(zip(names, dimensions(shape), strict=True))
     for names, shape in zip(
       labels.groups(),
-      (_shape_of(one, 0, shapes), _shape_of(one, 1, shapes), one.shape),
+      (
+        shapes.get(one.operands[0], ''),
+        shapes.get(one.operands[1], ''),
+        one.shape,
+      ),
       strict=True,
     )
   )
