@@ -93,13 +93,9 @@ class Compiled:
     held = self.argument_bytes + self.output_bytes - self.alias_bytes
     return held + self.temporary_bytes
 
-  def to_json(self) -> dict[str, Any]:
-    """As plain values."""
-    return dataclasses.asdict(self)
-
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> 'Compiled':
-    """From what `to_json` returned."""
+    """From what `dataclasses.asdict` returned."""
     collectives = tuple(hlo.Collective(**one) for one in values['collectives'])
     return cls(**{**values, 'collectives': collectives})
 
@@ -243,12 +239,10 @@ def kept(name: str) -> Compiled | None:
 
 def keep(name: str, result: Compiled) -> None:
   """Keeps a result; without a word if the disk does not let it."""
-  try:
+  with contextlib.suppress(OSError):
     directory().mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result.to_json())
+    text = json.dumps(dataclasses.asdict(result))
     whole_files.write(directory() / name, text.encode())
-  except OSError:
-    pass
 
 
 class Lowered(NamedTuple):
@@ -441,4 +435,5 @@ def _only_lowered(
 if __name__ == '__main__':
   # JAX's own cache keeps programs that run; these it could write, but not read.
   jax.config.update('jax_enable_compilation_cache', False)
-  print(json.dumps(answer(Request(**json.load(sys.stdin))).to_json()))
+  found = answer(Request(**json.load(sys.stdin)))
+  print(json.dumps(dataclasses.asdict(found)))
