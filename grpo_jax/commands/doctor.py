@@ -14,9 +14,9 @@ from grpo_jax.commands.arguments import Arguments
 from grpo_jax.hosts import processes
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import doctor
-from grpo_jax.planning.types import FAILED
-from grpo_jax.planning.types import SLOW
-from grpo_jax.planning.types import Line
+from grpo_jax.planning.doctor import Line
+from grpo_jax.planning.host_checks import FAILED
+from grpo_jax.planning.host_checks import SLOW
 
 _INDENT = 9  # where the text of a check begins
 _LEAST_COLUMNS = 40

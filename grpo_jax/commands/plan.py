@@ -38,7 +38,7 @@ def run(arguments: Arguments) -> None:
   jax.config.update('jax_platforms', 'cpu')
   write = printing.show_json if arguments.json else None
   if arguments.against:
-    found = against.of_run(arguments.against)
+    found = against.compare(arguments.against)
     write(against_json(found)) if write else show_against(found)
     return
   if not arguments.topology:

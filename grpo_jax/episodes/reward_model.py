@@ -8,11 +8,14 @@ processes judge at the same time. So a process has a copy of the model on its
 own devices, and none of its programs waits for another process.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import inspect
 import math
+import re
+import secrets
 import time
 from typing import Any
 
@@ -24,7 +27,6 @@ import numpy as np
 from grpo_jax import data
 from grpo_jax import models
 from grpo_jax import rewards
-from grpo_jax.episodes import reward_chats
 from grpo_jax.mesh import host_arrays
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
@@ -36,6 +38,134 @@ NAME = 'reward_model'
 
 _LEAST_BUCKET = 128  # tokens
 _MOST_TOKENS = 4096  # of a chat, where nobody says more
+
+
+class Chats:
+  """Writes a prompt and its answer as the ids that a reward model reads.
+
+  The answer was written by the policy, for which a high score pays. If it
+  spelled out the special tokens of the reward model, and these were read as
+  such, it could end its message and go on as the user who praises it. So they
+  are read as plain text there.
+
+  Args:
+    path: The folder of the reward model.
+    chat: Whether to use its chat template.
+    system: Content of a system message; '': none.
+    chat_kwargs: Variables for the template.
+
+  Attributes:
+    vocab_size: Of the tokenizer.
+
+  Raises:
+    ValueError: The tokenizer cannot be read, or has no chat template, or none
+      that takes what is given.
+  """
+
+  def __init__(
+    self, path: str, chat: bool, system: str, chat_kwargs: Mapping[str, Any]
+  ):
+    self._tokenizer = data.Tokenizer.from_folder(path)
+    self._template = self._tokenizer.chat_template if chat else None
+    self._kwargs = dict(chat_kwargs)
+    self._format = data.PromptFormat(system_prompt=system)
+    self.vocab_size = self._tokenizer.vocab_size
+    if chat and self._template is None:
+      raise ValueError(
+        f'The reward model in {path!r} has no chat template; give chat=False,'
+        ' and it reads prompt and completion one behind the other.'
+      )
+    if not chat and (system or chat_kwargs):
+      raise ValueError(
+        f'The reward model in {path!r} is given chat=False beside system='
+        f'{system!r} and chat_kwargs={self._kwargs}, which only a chat has;'
+        ' leave them out.'
+      )
+    if chat:
+      self._text('x', 'x')  # some templates refuse system messages
+    special = [
+      token.content
+      for token in self._tokenizer.backend.get_added_tokens_decoder().values()
+      if token.special and token.content
+    ]
+    # The longest first, as the tokenizer finds them.
+    special = map(re.escape, sorted(special, key=len, reverse=True))
+    self._special = re.compile('|'.join(special) or '(?!)')
+
+  def ids(self, prompt: data.Prompt, completion: str) -> list[int]:
+    """The ids of a prompt and its answer.
+
+    Args:
+      prompt: A text, or messages.
+      completion: The answer.
+
+    Raises:
+      ValueError: The template refuses the messages; or they are messages, and
+        there is no template.
+    """
+    tokenizer = self._tokenizer
+    harmless = self._special.search(completion) is None
+    if self._template is None:
+      if not isinstance(prompt, str):
+        raise ValueError(
+          f'A prompt is {prompt!r:.80}, but the reward model is used with'
+          ' chat=False, so a text is needed; give chat=True.'
+        )
+      if harmless:
+        return tokenizer.encode_prompt(prompt + completion)
+      return [*tokenizer.encode_prompt(prompt), *self._plain(completion)]
+    if harmless:
+      return tokenizer.encode(self._text(prompt, completion))
+    # The answer is put in the place of a word that stands nowhere else.
+    word = secrets.token_hex(16)
+    before, _, behind = self._text(prompt, word).rpartition(word)
+    return [
+      *tokenizer.encode(before),
+      *self._plain(completion),
+      *tokenizer.encode(behind),
+    ]
+
+  def _text(self, prompt: data.Prompt, completion: str) -> str:
+    """The chat as its template writes it."""
+    assert self._template is not None
+    asked = self._format.messages(prompt)
+    if data.is_by_assistant(asked[-1]):  # the completion goes on where it ends
+      completion = asked.pop()['content'] + completion
+    answer = {'role': 'assistant', 'content': completion}
+    return self._template.render(
+      [*asked, answer],
+      add_generation_prompt=False,
+      **self._kwargs,
+    )
+
+  def _plain(self, text: str) -> list[int]:
+    """The ids of a text, none of them of a special token."""
+    pieces = tear(text, self._special)
+    return [i for piece in pieces for i in self._tokenizer.encode(piece)]
+
+
+def whole_prompt(example: Mapping[str, Any], prompt: str) -> data.Prompt:
+  """The whole prompt of a record: its messages, if it is a chat."""
+  whole = example.get('prompt')
+  return prompt if whole is None or isinstance(whole, str) else whole
+
+
+def tear(text: str, special: re.Pattern[str]) -> Iterator[str]:
+  """Pieces of a text, each special token cut behind its first character.
+
+  >>> list(tear('so<|end|>.', re.compile(r'<\\|end\\|>')))
+  ['so<', '|end|>.']
+
+  Args:
+    text: Any text.
+    special: Matches the special tokens. One of a single character is left out.
+  """
+  first = 0
+  while match := special.search(text, first):
+    whole = len(match.group()) == 1
+    yield text[first : match.start() + (not whole)]
+    first = match.start() + 1
+  yield text[first:]
 
 
 @rewards.batched
@@ -110,7 +240,7 @@ class RewardModel:
     found = weights.classifier(path)
     max_tokens = _limit(max_tokens, found)
     config = found.config(compute_dtype=dtype, attention=attention)
-    self._chats = reward_chats.Chats(path, chat, system, chat_kwargs or {})
+    self._chats = Chats(path, chat, system, chat_kwargs or {})
     data.check_vocab_size(self._chats.vocab_size, config.vocab_size)
     self._pad_id, self._too_long = found.pad_id, too_long
     self._max_tokens, self._micro_tokens = max_tokens, micro_tokens
@@ -144,7 +274,7 @@ class RewardModel:
     """
     begin = time.monotonic()
     rows = [
-      self.ids(reward_chats.asked(example, prompt), completion)
+      self.ids(whole_prompt(example, prompt), completion)
       for prompt, completion, example in zip(
         prompts, completions, examples, strict=True
       )
@@ -187,11 +317,15 @@ class RewardModel:
     Returns:
       f32[N].
     """
-    widths = np.array([self._width(len(row)) for row in rows], np.int64)
+    what = 'a text for the reward model'
+    shards = sharding.row_shards(self._mesh)
+    found = [layout.bucket(len(row), self._buckets, what) for row in rows]
+    widths = np.array(found, np.int64)
     scores, waiting = np.zeros(len(rows), np.float32), []
     for width in sorted(set(widths.tolist())):
       chosen = np.flatnonzero(widths == width)
-      size = self._rows(width)
+      # Of a fixed number of rows, so that it is compiled once.
+      size = max(1, self._micro_tokens // width) * shards
       for first in range(0, len(chosen), size):
         part = chosen[first : first + size]
         tokens, length = _padded([rows[i] for i in part], size, width)
@@ -206,14 +340,6 @@ class RewardModel:
       scores[part] = host_arrays.to_host(found)[: len(part)]
     return scores
 
-  def _width(self, length: int) -> int:
-    return layout.bucket(length, self._buckets, 'a text for the reward model')
-
-  def _rows(self, width: int) -> int:
-    """Rows of a micro-batch: of a fixed number, so that it is compiled once."""
-    on_each = max(1, self._micro_tokens // width)
-    return on_each * sharding.row_shards(self._mesh)
-
   def _failure(self, row: Sequence[int]) -> str:
     if not row:
       return 'a text without tokens'
@@ -222,7 +348,7 @@ class RewardModel:
     return ''
 
 
-def of_config(
+def from_kwargs(
   kwargs: Mapping[str, Any], mesh: jax.sharding.Mesh | None
 ) -> RewardModel:
   """The reward model that a config describes.

@@ -22,10 +22,6 @@ from grpo_jax import losses
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.data import Tokenizer
 from grpo_jax.data import prompt_text
-from grpo_jax.engines import TRUNCATED
-from grpo_jax.engines import Completions
-from grpo_jax.engines import Engine
-from grpo_jax.engines import Sampling
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.models import layout
 
@@ -45,25 +41,27 @@ class Judge(Protocol):
     ...
 
 
-Judging = Callable[[Judge, Completions], tuple[Completions, rewards_lib.Scores]]
+Judging = Callable[
+  [Judge, engines.Completions], tuple[engines.Completions, rewards_lib.Scores]
+]
 """`(judge, completions)` -> the completions, of which every process then knows
 `length`, `finish`, `version`, `chosen` and `previous`, and the scores of all,
 from a call of `judge`."""
 
 
 def judged_alone(
-  judge: Judge, completions: Completions
-) -> tuple[Completions, rewards_lib.Scores]:
+  judge: Judge, completions: engines.Completions
+) -> tuple[engines.Completions, rewards_lib.Scores]:
   """The `Judging` of a single process: all at once."""
   return completions, judge(range(len(completions.length)))
 
 
 def collect(
   records: Sequence[Mapping[str, Any]],
-  engine: Engine,
+  engine: engines.Engine,
   tokenizer: Tokenizer,
   rewards: Sequence[rewards_lib.WeightedReward],
-  sampling: Sampling,
+  sampling: engines.Sampling,
   limit: int,
   group: int,
   seed: int,
@@ -107,7 +105,7 @@ def collect(
     completions = engines.generate(engine, asked, early)
     judged.decode(completions)
     completions, scores = judging(judged, completions)
-  return rollout_of(
+  return make_rollout(
     completions,
     scores,
     completion_buckets,
@@ -158,7 +156,7 @@ def blank(
   nothing = np.zeros(shape, np.float32)
   whole = np.zeros(shape, np.int32)
   length = np.full(shape[:2], max_tokens, np.int32)
-  drawn = Completions(
+  drawn = engines.Completions(
     whole,
     length,
     nothing,
@@ -172,7 +170,7 @@ def blank(
   scores = rewards_lib.Scores(
     reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
   )
-  return rollout_of(
+  return make_rollout(
     drawn,
     scores,
     completion_buckets,
@@ -184,7 +182,7 @@ def blank(
 
 
 def _is_judged_early(
-  engine: Engine, rewards: Sequence[rewards_lib.WeightedReward]
+  engine: engines.Engine, rewards: Sequence[rewards_lib.WeightedReward]
 ) -> bool:
   """Whether completions are judged while the engine draws others.
 
@@ -223,7 +221,7 @@ class _Judged:
     self.texts[p][g] = self._tokenizer.decode(ids)
     self._judge(p, g, ids, finish)
 
-  def decode(self, completions: Completions) -> None:
+  def decode(self, completions: engines.Completions) -> None:
     """Takes all completions, and makes text of those not added before."""
     self._completions = completions
     for p, g in itertools.product(completions.known, range(self._group)):
@@ -247,15 +245,15 @@ class _Judged:
     example = {
       **self._records[p],
       'completion_ids': ids.tolist(),
-      'truncated': bool(finish == TRUNCATED),
+      'truncated': bool(finish == engines.TRUNCATED),
     }
     self._rows[p, g] = self._scoring.add(
       prompt_text(self._records[p]['prompt']), self.texts[p][g], example
     )
 
 
-def rollout_of(
-  completions: Completions,
+def make_rollout(
+  completions: engines.Completions,
   scores: rewards_lib.Scores,
   completion_buckets: Sequence[int],
   **described: Any,
@@ -296,7 +294,7 @@ def rollout_of(
     valid=scores.judged.reshape(shape),
     reward=scores.reward.reshape(shape),
     reward_parts=scores.parts.reshape(*shape, -1),
-    truncated=completions.finish == TRUNCATED,
+    truncated=completions.finish == engines.TRUNCATED,
     version=widened(completions.version),
     # Of the distribution that tokens were drawn from: the policy after filters.
     logp_sampler=widened(completions.logp - completions.log_kept),

@@ -1,6 +1,8 @@
 """Episodes, and rollouts of them, which are taken apart and put together."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
+import itertools
 from typing import Any
 from typing import NamedTuple
 
@@ -53,7 +55,7 @@ class Episode(NamedTuple):
   ended: str = ''
 
 
-def completions_of(
+def join_episodes(
   episodes: Sequence[Sequence[Episode]],
 ) -> engines.Completions:
   """G episodes of each of P prompts as arrays; T is the longest episode's t.
@@ -136,6 +138,17 @@ class Rollout(NamedTuple):
     return self.failures != ''
 
   @property
+  def judged(self) -> np.ndarray:
+    """bool[P,G]: whether the first reward has judged a completion."""
+    first = np.asarray(self.batch.reward_parts)[..., 0]
+    return np.asarray(self.batch.valid) & ~np.isnan(first)
+
+  def right(self, right_reward: float) -> np.ndarray:
+    """bool[P,G]: whether the first reward was judged, and is at least this."""
+    first = np.asarray(self.batch.reward_parts)[..., 0]
+    return self.judged & (first >= right_reward)
+
+  @property
   def known(self) -> Sequence[int]:
     """The numbers of the groups that this process knows, ascending."""
     if self.holder is None:
@@ -150,21 +163,34 @@ def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
     rollout: A rollout of P groups.
     chosen: i32[P'], numbers of the groups; the result has them in this order.
   """
-  return rollout._replace(
-    batch=jax.tree.map(lambda x: x[chosen], rollout.batch),
-    length=rollout.length[chosen],
-    prompts=[rollout.prompts[p] for p in chosen],
-    prompt_texts=[rollout.prompt_texts[p] for p in chosen],
-    texts=[rollout.texts[p] for p in chosen],
-    index=rollout.index[chosen],
-    answers=[rollout.answers[p] for p in chosen] if rollout.answers else (),
-    failures=None if rollout.failures is None else rollout.failures[chosen],
-    judge_secs=(
-      None if rollout.judge_secs is None else rollout.judge_secs[chosen]
-    ),
-    holder=None if rollout.holder is None else rollout.holder[chosen],
-    previous=None if rollout.previous is None else rollout.previous[chosen],
-  )
+
+  def some(values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+      return values[chosen]
+    return [values[p] for p in chosen] if values else values
+
+  kept = {name: some(getattr(rollout, name)) for name in _OF_GROUPS}
+  batch = jax.tree.map(lambda x: x[chosen], rollout.batch)
+  return rollout._replace(batch=batch, **kept)
+
+
+_OF_GROUPS = tuple(
+  name for name in Rollout._fields if name not in ('batch', 'reward_names')
+)
+# What stands for a field that a rollout lacks, beside rollouts that have it.
+_LACKING: dict[str, Callable[[Rollout], Any]] = {
+  'answers': lambda part: [None] * len(part.prompts),
+  'failures': lambda part: np.full(part.batch.reward_parts.shape, '', object),
+  'judge_secs': lambda part: np.full(
+    part.batch.reward_parts.shape, np.nan, np.float32
+  ),
+  # What all processes know, each of them holds by turns.
+  'holder': lambda part: np.arange(len(part.prompts)) % jax.process_count(),
+  'previous': lambda part: np.broadcast_to(
+    np.arange(-1, part.batch.mask.shape[-1] - 1, dtype=np.int32),
+    part.batch.mask.shape,
+  ),
+}
 
 
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
@@ -184,74 +210,22 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
 
   # Kept apart: the one field of three axes whose last is not T, so `widen` must
   # not pad it.
-  parts = join(*(np.asarray(part.batch.reward_parts) for part in rollouts))
+  scores = join(*(np.asarray(part.batch.reward_parts) for part in rollouts))
   batches = [
     jax.tree.map(widen, part.batch._replace(reward_parts=None))
     for part in rollouts
   ]
-  return rollouts[0]._replace(
-    batch=jax.tree.map(join, *batches)._replace(reward_parts=parts),
-    length=join(*(part.length for part in rollouts)),
-    prompts=[ids for part in rollouts for ids in part.prompts],
-    prompt_texts=[text for part in rollouts for text in part.prompt_texts],
-    texts=[row for part in rollouts for row in part.texts],
-    index=join(*(part.index for part in rollouts)),
-    answers=_all_answers(rollouts),
-    failures=_all_of(rollouts, 'failures', ''),
-    judge_secs=_all_of(rollouts, 'judge_secs', np.nan),
-    holder=_all_holders(rollouts),
-    previous=None
-    if all(part.previous is None for part in rollouts)
-    else join(*(widen(_previous(part)) for part in rollouts)),
-  )
-
-
-def _previous(rollout: Rollout) -> np.ndarray:
-  """`Rollout.previous`, also where nothing branches."""
-  if rollout.previous is not None:
-    return rollout.previous
-  shape = rollout.batch.mask.shape
-  return np.broadcast_to(np.arange(-1, shape[-1] - 1, dtype=np.int32), shape)
-
-
-def _all_of(
-  rollouts: Sequence[Rollout], field: str, unknown: Any
-) -> np.ndarray | None:
-  """An array [P,G,K] of several rollouts, with what a rollout lacks."""
-  parts = [getattr(part, field) for part in rollouts]
-  known = [part for part in parts if part is not None]
-  if not known:
-    return None
-  return np.concatenate(
-    [
-      np.full(rollout.batch.reward_parts.shape, unknown, known[0].dtype)
-      if part is None
-      else part
-      for part, rollout in zip(parts, rollouts, strict=True)
-    ]
-  )
-
-
-def _all_holders(rollouts: Sequence[Rollout]) -> np.ndarray | None:
-  """The holders of all groups; of what all know, each process by turns."""
-  if all(part.holder is None for part in rollouts):
-    return None
-  return np.concatenate(
-    [
-      np.arange(len(part.prompts)) % jax.process_count()
-      if part.holder is None
-      else part.holder
-      for part in rollouts
-    ]
-  )
-
-
-def _all_answers(rollouts: Sequence[Rollout]) -> Sequence[str | None]:
-  """The answers of several rollouts, None for each that a rollout lacks."""
-  if not any(part.answers for part in rollouts):
-    return ()
-  return [
-    answer
-    for part in rollouts
-    for answer in part.answers or [None] * len(part.prompts)
-  ]
+  joined = {}
+  for name in _OF_GROUPS:
+    parts = [getattr(part, name) for part in rollouts]
+    known = [part is not None and len(part) > 0 for part in parts]
+    if not any(known):
+      continue
+    for place in np.flatnonzero(~np.array(known)):
+      parts[place] = _LACKING[name](rollouts[place])
+    if name == 'previous':
+      parts = map(widen, parts)
+    arrays = isinstance(getattr(rollouts[known.index(True)], name), np.ndarray)
+    joined[name] = join(*parts) if arrays else [*itertools.chain(*parts)]
+  batch = jax.tree.map(join, *batches)._replace(reward_parts=scores)
+  return rollouts[0]._replace(batch=batch, **joined)

@@ -16,8 +16,6 @@ import subprocess
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax.planning.types import Measured
-
 PLUGINS = 'libtpu', 'jax-cuda12-plugin', 'jax-cuda13-plugin'
 """Packages with which JAX uses an accelerator: of TPUs, then of GPUs."""
 
@@ -182,7 +180,7 @@ def _without_plugin(
   name: str, extra: str, plugins: tuple[str, ...], more: str
 ) -> str:
   begun = f'{name} is there{more}, but JAX runs on the CPU'
-  if installed := [plugin for plugin in plugins if _is_installed(plugin)]:
+  if installed := [plugin for plugin in plugins if version(plugin)]:
     return (
       f'{begun}, though {installed[0]} is installed; look for its error with '
       f"JAX_PLATFORMS={extra} python -c 'import jax; jax.devices()'."
@@ -193,11 +191,12 @@ def _without_plugin(
   )
 
 
-def _is_installed(package: str) -> bool:
+def version(package: str) -> str:
+  """The version of a package; '' if it is not installed."""
   try:
-    return bool(metadata.version(package))
+    return metadata.version(package)
   except metadata.PackageNotFoundError:
-    return False
+    return ''
 
 
 def _chosen(found: Found, platform: str) -> tuple[str, list[str] | None]:
@@ -219,7 +218,7 @@ def _entries(value: str) -> list[str]:
   return entries[: known.index(False) if False in known else None]
 
 
-def counted(found: Found, platform: str) -> Measured:
+def counted(found: Found, platform: str) -> dict[str, Any]:
   """How many devices JAX should see on this host, as `missing` takes it.
 
   Args:
@@ -248,7 +247,7 @@ def counted(found: Found, platform: str) -> Measured:
   }
 
 
-def missing(told: Mapping[int, Measured]) -> tuple[str, str]:
+def missing(told: Mapping[int, dict[str, Any]]) -> tuple[str, str]:
   """A sentence about devices that a host has and JAX does not see.
 
   Several processes of a host may share its devices, so they are counted
@@ -284,7 +283,7 @@ def missing(told: Mapping[int, Measured]) -> tuple[str, str]:
   return '', ''
 
 
-def used(found: Found) -> list[Measured]:
+def used(found: Found) -> list[dict[str, Any]]:
   """Memory that was in use on each GPU that CUDA may use, in GiB."""
   chosen = _entries(found.variables.get(_CUDA, ''))
   return [

@@ -8,6 +8,7 @@ nothing, because metrics do not tell their lengths. A method that was given in
 Python counts as one that scores nothing before its updates.
 """
 
+from collections.abc import Callable
 import dataclasses
 import json
 import pathlib
@@ -21,10 +22,9 @@ from grpo_jax import models
 from grpo_jax.learner import lowering
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
-from grpo_jax.planning import memory
+from grpo_jax.planning import arithmetic
 from grpo_jax.planning import roofline
-from grpo_jax.planning.roofline import Machine
-from grpo_jax.planning.roofline import Work
+from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import objects
@@ -50,13 +50,13 @@ class Against(NamedTuple):
   """A run beside its bound."""
 
   devices: str  # as the run has noted them
-  machine: Machine  # one device; on a CPU all of them together
+  machine: roofline.Machine  # one device; on a CPU all of them together
   rollouts: int  # of which the medians are
   sampling: Share
   learning: Share
 
 
-def of_run(directory: str) -> Against:
+def compare(directory: str) -> Against:
   """Reads a run, and bounds its times.
 
   Args:
@@ -101,91 +101,80 @@ def of_run(directory: str) -> Against:
     )
   shape = sharding.mesh_shape(int(number), **vars(config.mesh))
   used = int(np.prod(list(shape.values())))
-  parts = build.abstract(config, _mesh(shape, is_cpu))
-  weights = memory.weights_of(parts)
+  platform = 'cpu' if is_cpu else 'tpu'  # the devices need not be here
+  mesh = topologies.mesh_of_shapes(shape, platform, platform)
+  parts = build.abstract(config, mesh)
+  weights = arithmetic.count_weights(parts)
   # The virtual devices of a CPU share it.
   share = 1 if is_cpu else used
   # All tokens may choose the same experts.
   read = weights.read(1, parts.model.experts) * (used if is_cpu else 1)
-  update, model = parts.updater, parts.model
   machine = (
-    roofline.of_this_cpu(int(read), model.compute_dtype)
+    roofline.measure_cpu(int(read), parts.model.compute_dtype)
     if chip is None
-    else roofline.of_chip(chip)
+    else roofline.chip_peaks(chip)
   )
-  completions = config.sampler.prompts * config.sampler.group
-  needs = _Needs(
-    model,
-    completions,
-    # Dynamic sampling draws more of them, and some in earlier rollouts.
-    completions * (1 + config.sampler.resample_rounds),
-    (2 if config.lora.rank else 3) * update.spec.epochs,
-    len(lowering.scoring_names(update)),
-    int(read),
-    share,
-  )
+  needs = _needs(config, parts, int(read), share)
   return Against(devices, machine, len(rows), *_shares(rows, needs, machine))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Needs:
-  """What the rollouts of a run need.
+def _needs(
+  config: config_lib.Config, parts: build.Abstract, read: int, share: int
+) -> Callable[[dict[str, Any]], tuple[roofline.Work, roofline.Work]]:
+  """From the metrics of a rollout to its work: of sampling, and of learning.
 
-  Attributes:
-    model: The shape of the model.
-    completions: Of a rollout.
-    most: Completions that are drawn for a rollout, at most.
-    passes: Forward passes that updates are worth, of what they need.
-    scorings: Forward passes before the updates.
+  Args:
+    config: Of the run.
+    parts: Of the run.
     read: Bytes of the weights that a device reads in a pass.
     share: Devices that share the products.
   """
+  model, update = parts.model, parts.updater
+  completions = config.sampler.prompts * config.sampler.group
+  # Dynamic sampling draws more of them, and some in earlier rollouts.
+  most = completions * (1 + config.sampler.resample_rounds)
+  # Forward passes: what updates are worth, and those before the updates.
+  passes = (2 if config.lora.rank else 3) * update.spec.epochs
+  scorings = len(lowering.scoring_names(update))
 
-  model: models.ModelConfig
-  completions: int
-  most: int
-  passes: int
-  scorings: int
-  read: int
-  share: int
-
-  def of_rollout(self, row: dict[str, Any]) -> tuple[Work, Work]:
-    """Sampling and learning, from the metrics of a rollout."""
-    tokens = row['learn_tokens_per_sec'] * row['learn_secs']
-    drawn = row['sample_tokens_per_sec'] * row['sample_secs']
-    # Updates leave out what has no advantage.
-    needed = tokens * row.get('needed_tokens', 1.0)
-    flops = self.passes * self._forward(needed, self.completions)
-    flops += self.scorings * self._forward(tokens, self.completions)
-    longest = row.get('length_tokens_max', 1.0)
-    steps = longest if self.most == self.completions else 1.0
-    return (
-      Work(self._forward(drawn, self.most) / self.share, self.read * steps),
-      Work(flops / self.share, self.read if flops else 0),
-    )
-
-  def _forward(self, tokens: float, number: int) -> float:
+  def forward(tokens: float, number: int) -> float:
     """FLOPs of a forward pass over completions, at least.
 
     Attention grows faster than length, so equal lengths cost least.
     """
     length = tokens / number
     whole = np.arange(int(length)) + 1
-    each = models.flops_per_token(self.model, whole).sum()
-    rest = (length - int(length)) * models.flops_per_token(self.model, length)
+    each = models.flops_per_token(model, whole).sum()
+    rest = (length - int(length)) * models.flops_per_token(model, length)
     return float(number * (each + rest))
+
+  def work(row: dict[str, Any]) -> tuple[roofline.Work, roofline.Work]:
+    tokens = row['learn_tokens_per_sec'] * row['learn_secs']
+    drawn = row['sample_tokens_per_sec'] * row['sample_secs']
+    # Updates leave out what has no advantage.
+    needed = tokens * row.get('needed_tokens', 1.0)
+    flops = passes * forward(needed, completions)
+    flops += scorings * forward(tokens, completions)
+    longest = row.get('length_tokens_max', 1.0)
+    steps = longest if most == completions else 1.0
+    return (
+      roofline.Work(forward(drawn, most) / share, read * steps),
+      roofline.Work(flops / share, read if flops else 0),
+    )
+
+  return work
 
 
 def _shares(
-  rows: list[dict[str, Any]], needs: _Needs, machine: Machine
+  rows: list[dict[str, Any]],
+  needs: Callable[[dict[str, Any]], tuple[roofline.Work, roofline.Work]],
+  machine: roofline.Machine,
 ) -> tuple[Share, Share]:
   """Sampling and learning: medians over rollouts."""
   found: list[tuple[float, ...]] = []
   names: tuple[str, str] = ('', '')
   for row in rows:
-    bounds = [
-      roofline.bound(work.secs(machine)) for work in needs.of_rollout(row)
-    ]
+    bounds = [roofline.bound(work.secs(machine)) for work in needs(row)]
     names = bounds[0][1], bounds[1][1]
     found.append(
       (row['sample_secs'], bounds[0][0], row['learn_secs'], bounds[1][0])
@@ -212,23 +201,6 @@ def _planned(config: config_lib.Config) -> config_lib.Config:
   if objects.is_object(learner.method):
     learner = dataclasses.replace(learner, method='reinforce', method_kwargs={})
   return dataclasses.replace(config, data=data, learner=learner)
-
-
-def _mesh(shape: dict[str, int], is_cpu: bool) -> Any:
-  """Shapes alone: the devices of the run need not be here."""
-  from jax.sharding import AbstractDevice
-  from jax.sharding import AbstractMesh
-  from jax.sharding import AxisType
-
-  kind = 'cpu' if is_cpu else 'tpu'
-  return AbstractMesh(
-    tuple(shape.values()),
-    tuple(shape),
-    axis_types=(AxisType.Auto,) * len(shape),
-    abstract_device=AbstractDevice(
-      device_kind=kind, num_cores=None, platform=kind
-    ),
-  )
 
 
 def _rollouts(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ compared with those that must.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
+import itertools
 import time
 from typing import Any
 
@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.mesh import chips
+from grpo_jax.planning.host_checks import OK
+from grpo_jax.planning.host_checks import SLOW
+from grpo_jax.planning.host_checks import Judged
+from grpo_jax.planning.host_checks import Measured
 from grpo_jax.planning.host_checks import not_in_the_table
 from grpo_jax.planning.host_checks import spread
-from grpo_jax.planning.types import OK
-from grpo_jax.planning.types import SLOW
-from grpo_jax.planning.types import Judged
-from grpo_jax.planning.types import Measured
 
 # Below these shares of the vendor's peak a device is called slow. A healthy one
 # reaches 60 to 90 % of its products and of its memory bandwidth. A sum over a
@@ -119,16 +119,9 @@ def _dtype(device: Any) -> str:
 def judge_matrix_product(told: Mapping[int, Measured]) -> Judged:
   """Beside the peak of the chip."""
   first = told[min(told)]
-  n = first['matrix']
-  chip = chips.of(first['kind'])
-  return _beside(
-    told,
-    'tflops',
-    'TFLOP/s',
-    f' of {first["dtype"]}, {n:,} x {n:,}',
-    chip.device_tflops if chip else None,
-    LEAST_PRODUCT,
-  )
+  what = f' of {first["dtype"]}, {first["matrix"]:,} x {first["matrix"]:,}'
+  peak = 'device_tflops'
+  return _beside(told, 'tflops', 'TFLOP/s', what, peak, LEAST_PRODUCT)
 
 
 def bandwidth(sizes: Sizes | None = None) -> Measured:
@@ -167,16 +160,9 @@ def _additions(repeats, x):
 
 def judge_bandwidth(told: Mapping[int, Measured]) -> Judged:
   """Beside the peak of the chip."""
-  first = told[min(told)]
-  chip = chips.of(first['kind'])
-  return _beside(
-    told,
-    'gb_per_s',
-    'GB/s',
-    f' reading and writing {first["mib"]:,} MiB',
-    chip.device_hbm_gb_per_s if chip else None,
-    LEAST_BANDWIDTH,
-  )
+  what = f' reading and writing {told[min(told)]["mib"]:,} MiB'
+  peak = 'device_hbm_gb_per_s'
+  return _beside(told, 'gb_per_s', 'GB/s', what, peak, LEAST_BANDWIDTH)
 
 
 def _beside(
@@ -184,7 +170,7 @@ def _beside(
   name: str,
   unit: str,
   what: str,
-  peak: float | None,
+  peak_of_chip: str,
   least: float,
 ) -> Judged:
   """Figures of all devices beside the peak of their chip."""
@@ -196,12 +182,13 @@ def _beside(
   each = f' on each of {len(of_all)} devices' if len(of_all) > 1 else ''
   measured = f'{spread([one[0] for one in of_all])} {unit}{what}{each}'
   kind = told[min(told)]['kind']
-  if peak is None:
-    return Judged(measured, not_in_the_table(kind))
   chip = chips.of(kind)
+  if chip is None:
+    return Judged(measured, not_in_the_table(kind))
+  peak = getattr(chip, peak_of_chip)
   expected = (
     f'{least * peak:.4g} {unit} or more: {least:.0%} of the peak of a '
-    f'{chip.name if chip else kind}, {peak:,.6g}'
+    f'{chip.name}, {peak:,.6g}'
   )
   slowest, rank, place = min(of_all)
   if slowest >= least * peak:
@@ -353,8 +340,10 @@ def transfer(sizes: Sizes | None = None) -> Measured:
 
 def judge_transfer(told: Mapping[int, Measured]) -> Judged:
   """Whether copies to an accelerator are fast enough."""
-  there = _all(one['to_device_gb_per_s'] for one in told.values())
-  back = _all(one['to_host_gb_per_s'] for one in told.values())
+  there, back = (
+    [*itertools.chain(*(one[name] for one in told.values()))]
+    for name in ('to_device_gb_per_s', 'to_host_gb_per_s')
+  )
   first = told[min(told)]
   measured = (
     f'{spread(there)} GB/s to each device, {spread(back)} GB/s back, for '
@@ -367,10 +356,6 @@ def judge_transfer(told: Mapping[int, Measured]) -> Judged:
   expected = f'{LEAST_TRANSFER_GB_PER_S:g} GB/s or more'
   is_slow = min(*there, *back) < LEAST_TRANSFER_GB_PER_S
   return Judged(measured, expected, SLOW if is_slow else OK)
-
-
-def _all(lists: Iterable[list[float]]) -> list[float]:
-  return [figure for one in lists for figure in one]
 
 
 def _compiled(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:

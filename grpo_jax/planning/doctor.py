@@ -10,12 +10,13 @@ ends the command after `LIMIT_SECS`.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Mapping
 import contextlib
 import functools
 import time
 import traceback
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax.config import plain_text
 from grpo_jax.hosts import processes
@@ -23,10 +24,10 @@ from grpo_jax.hosts import watch
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
-from grpo_jax.planning.types import FAILED
-from grpo_jax.planning.types import SKIPPED
-from grpo_jax.planning.types import Check
-from grpo_jax.planning.types import Line
+from grpo_jax.planning.host_checks import FAILED
+from grpo_jax.planning.host_checks import SKIPPED
+from grpo_jax.planning.host_checks import Judged
+from grpo_jax.planning.host_checks import Measured
 
 LIMIT_SECS = 300.0  # for one check
 
@@ -39,6 +40,46 @@ _LATE_FILES = (
   'A file system or a bucket does not answer; see whether it can be read and '
   'written from this host, or give another directory.'
 )
+
+
+class Line(NamedTuple):
+  """One line of the report; the same in all processes but for its times."""
+
+  name: str
+  verdict: str
+  measured: str = ''
+  expected: str = ''
+  secs: float = 0.0  # from beginning to end, the wait for other processes too
+  compile_secs: float = 0.0  # how much of it this process has compiled
+  values: tuple[Measured | None, ...] = ()  # by process; None if it has failed
+  failures: tuple[tuple[int, str], ...] = ()  # process, and a sentence
+  trace: str = ''  # the traceback of this process, if it has failed
+
+
+class Check(NamedTuple):
+  """One check.
+
+  Attributes:
+    name: As the report shows it.
+    measure: Measures in this process. What it raises makes the check fail.
+    judge: From the measurements, by the numbers of processes that have not
+      failed, to what is said of them. It is called in all processes, and says
+      the same in all. An error of it makes the check fail too.
+    left_out: From the lines so far, by the names of their checks, to the reason
+      why the check is left out, '' if it is not; the same in all processes.
+    is_joint: Whether the processes wait for each other while they measure.
+    late: What may be wrong, and what to do, if it does not come back.
+  """
+
+  name: str
+  measure: Callable[[], Measured]
+  judge: Callable[[Mapping[int, Measured]], Judged]
+  left_out: Callable[[Mapping[str, Line]], str] = lambda lines: ''
+  is_joint: bool = False
+  late: str = (
+    'A device hangs, or devices of different hosts cannot reach each other; '
+    'restart the host of the device, or look at the network.'
+  )
 
 
 def examine(
@@ -65,15 +106,15 @@ def examine(
   Returns:
     The lines.
   """
-  lines: list[Line] = []
+  lines: dict[str, Line] = {}
   for check in checks(peers, workdir, sizes, found):
     if why := check.left_out(lines):
       line = Line(check.name, SKIPPED, why)
     else:
       line = _line(check, peers, give_up)
-    lines.append(line)
+    lines[check.name] = line
     tell(line)
-  return lines
+  return list(lines.values())
 
 
 def checks(
@@ -83,26 +124,25 @@ def checks(
   found: accelerators.Found | None = None,
 ) -> list[Check]:
   """All checks, in their order; for the arguments see `examine`."""
-  several = peers.number > 1
-  before = found or accelerators.look()
+  before, where = found or accelerators.look(), workdir or ''
+  here, on = host_checks, device_checks
+  alone = '' if peers.number > 1 else 'there is one process'
 
-  def no_devices(lines: Sequence[Line]) -> str:
-    devices = _line_of('devices', lines)
-    if devices and devices.failures:
-      return 'JAX has no devices'
-    return ''
+  def no_devices(lines: Mapping[str, Line]) -> str:
+    return 'JAX has no devices' if lines['devices'].failures else ''
 
-  def no_common_devices(lines: Sequence[Line]) -> str:
-    devices = _line_of('devices', lines)
-    if several and devices and devices.verdict == FAILED:
+  def no_common_devices(lines: Mapping[str, Line]) -> str:
+    if not alone and lines['devices'].verdict == FAILED:
       return 'the check of the devices has failed'
     return no_devices(lines)
 
-  def on_devices(name: str, measure: Callable[..., Any], judge) -> Check:
-    measured = functools.partial(measure, sizes)
-    return Check(name, measured, judge, no_devices)
+  def not_shared(lines: Mapping[str, Line]) -> str:
+    is_written = lines['workdir'].verdict not in (FAILED, SKIPPED)
+    return alone if is_written else 'the workdir was not written'
 
-  here, on = host_checks, device_checks
+  def on_devices(name: str, measure: Callable[..., Any], judge: Any) -> Check:
+    return Check(name, functools.partial(measure, sizes), judge, no_devices)
+
   return [
     Check('versions', here.versions, here.judge_versions, late=_LATE_FILES),
     Check(
@@ -127,36 +167,13 @@ def checks(
       is_joint=True,
     ),
     on_devices('host to device', on.transfer, on.judge_transfer),
-    *_of_several(peers, workdir),
-    Check(
-      'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
-    ),
-  ]
-
-
-def _of_several(peers: processes.Processes, workdir: str | None) -> list[Check]:
-  """The checks of the workdir, and of what several processes share."""
-  several = peers.number > 1
-
-  def no_workdir(lines: Sequence[Line]) -> str:
-    return '' if workdir else 'no --workdir was given, so nothing was written'
-
-  def not_shared(lines: Sequence[Line]) -> str:
-    written = _line_of('workdir', lines)
-    if written and written.verdict in (FAILED, SKIPPED):
-      return 'the workdir was not written'
-    return '' if several else 'there is one process'
-
-  def alone(lines: Sequence[Line]) -> str:
-    return '' if several else 'there is one process'
-
-  where, here = workdir or '', host_checks
-  return [
     Check(
       'workdir',
       functools.partial(here.written, where, peers.rank),
       here.judge_written,
-      no_workdir,
+      lambda _: (
+        '' if where else 'no --workdir was given, so nothing was written'
+      ),
       late=_LATE_FILES,
     ),
     Check(
@@ -171,14 +188,13 @@ def _of_several(peers: processes.Processes, workdir: str | None) -> list[Check]:
       'clocks',
       functools.partial(here.clocks, peers),
       here.judge_clocks,
-      alone,
+      lambda _: alone,
       is_joint=True,
     ),
+    Check(
+      'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
+    ),
   ]
-
-
-def _line_of(name: str, lines: Sequence[Line]) -> Line | None:
-  return next((line for line in lines if line.name == name), None)
 
 
 def _line(

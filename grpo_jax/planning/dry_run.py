@@ -14,10 +14,9 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.learner import layouts as layouts_lib
 from grpo_jax.learner import lowering
-from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
-from grpo_jax.planning import memory
+from grpo_jax.planning import arithmetic
 from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 from grpo_jax.run.build import method as build_method
@@ -86,7 +85,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
     'warnings': [
       *build_rewards.warnings(run.rewards),
       *build_method.warnings_of_age(run.learn, run.draw, len(run.rewards)),
-      *_of_heads(run),
+      *_warnings_of_heads(run),
     ],
     'memory_gib': _memory_gib(config, state, updater, layouts),
     'first_rollout': {
@@ -107,7 +106,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _of_heads(run: build.Run) -> list[str]:
+def _warnings_of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
   heads, found = run.model.kv_heads, []
   tensor = run.mesh.shape['tensor']
@@ -128,7 +127,10 @@ def _of_heads(run: build.Run) -> list[str]:
 
 
 def _memory_gib(
-  config: Config, state: TrainState, updater: Updater, layouts: Layouts
+  config: Config,
+  state: TrainState,
+  updater: Updater,
+  layouts: layouts_lib.Layouts,
 ) -> dict[str, float]:
   """GiB by part: of each device, and of its host what lies there."""
   parts = {
@@ -138,9 +140,11 @@ def _memory_gib(
   }
   if config.sampler.ahead:
     parts['older parameters'] = state.params
-  here = {name: memory.on_device(tree) / GIB for name, tree in parts.items()}
+  here = {
+    name: arithmetic.on_device(tree) / GIB for name, tree in parts.items()
+  }
   away = {
-    f'{name} (in the memory of the host)': memory.on_host(tree) / GIB
+    f'{name} (in the memory of the host)': arithmetic.on_host(tree) / GIB
     for name, tree in parts.items()
   }
   needs = lowering.memory_gib(updater, layouts.spec, layouts.rollout)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import functools
-import json
 import math
 import re
 from typing import Any
@@ -254,8 +253,7 @@ class Program:
       parts = parts[len(parts) // 2 :] or arrays(one.shape)
     size = sum(size for _, size in parts)
     dtype = max(parts, key=lambda part: part[1])[0]
-    groups = replica_groups(one.rest)  # None: all devices are one group
-    group = self.devices if groups is None else groups.shape[-1]
+    group = group_size(one.rest) or self.devices
     if kind == 'all-reduce' and computation.startswith('all-reduce-scatter'):
       kind, size = 'reduce-scatter', size // group
     return Collective(kind, dtype, size, times, group)
@@ -309,8 +307,8 @@ def _chain(one: Instruction) -> tuple[str, ...] | None:
   return (chain[1], channel[1]) if chain and channel else None
 
 
-def replica_groups(rest: str) -> np.ndarray | None:
-  """The groups of devices in which a collective works, i[groups, devices].
+def group_size(rest: str) -> int | None:
+  """How many devices take part in each group of a collective.
 
   Args:
     rest: What stands behind the opcode.
@@ -318,71 +316,24 @@ def replica_groups(rest: str) -> np.ndarray | None:
   Returns:
     None if all devices are one group.
 
-  >>> replica_groups('x), replica_groups=[2,2]<=[4], dims={0}').tolist()
-  [[0, 1], [2, 3]]
-  >>> replica_groups('x), replica_groups=[2,2]<=[2,2]T(1,0), a=b').tolist()
-  [[0, 2], [1, 3]]
-  >>> replica_groups('x), replica_groups={{0,1},{2,3}}, a=b').tolist()
-  [[0, 1], [2, 3]]
+  >>> group_size('x), replica_groups=[2,4]<=[2,4]T(1,0), dims={0}')
+  4
+  >>> group_size('x), replica_groups={{0,1},{2,3}}, a=b')
+  2
+  >>> group_size("x), replica_groups=mesh['a'=4,'b'=3] {'b','a':(1)2}, a=b")
+  6
   """
-  iota = re.search(
-    r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', rest
+  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=', rest):
+    return int(iota[1].split(',')[-1])
+  if named := re.search(r'replica_groups=mesh\[(.*?)\].*?\{(.*?)\}', rest):
+    sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+    # Of an axis a part may be named, by what lies before it and its size.
+    along = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
+    return math.prod(int(part or sizes[name]) for name, part in along)
+  listed = re.search(
+    r'(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}', rest
   )
-  if iota:
-    shape, source, order = (
-      [int(n) for n in (part or '').split(',') if n] for part in iota.groups()
-    )
-    devices = np.arange(math.prod(source)).reshape(source)
-    devices = devices.transpose(order) if order else devices
-    return devices.reshape(shape)
-  named = re.search(r'replica_groups=mesh\[(.*?)\](?:.*?)\{(.*?)\}', rest)
-  if named:
-    return _groups_along(*named.groups())
-  listed = re.search(r'replica_groups=\{(\{.*?\})\}', rest)
-  pairs = re.search(r'source_target_pairs=\{(\{.*?\})\}', rest)
-  found = listed or pairs
-  if found is None:
-    return None
-  return np.array(json.loads(
-    '[' + found[1].replace('{', '[').replace('}', ']') + ']'
-  ))  # fmt: skip
-
-
-def _groups_along(mesh: str, along: str) -> np.ndarray:
-  """The groups of devices along some axes of a mesh.
-
-  Args:
-    mesh: `'a'=4,'b'=2`, the axes and their sizes.
-    along: `'b','a':(1)2`, the axes of a group. A part of an axis is given by
-      the product of the parts before it, and its size.
-
-  >>> _groups_along("'a'=2,'b'=2", "'a'").tolist()
-  [[0, 2], [1, 3]]
-  >>> _groups_along("'a'=4", "'a':(1)2").tolist()
-  [[0, 2], [1, 3]]
-  """
-  sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
-  parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
-  wanted = []
-  for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", along):
-    part = (int(before), int(size)) if size else (1, sizes[name])
-    parts[name].append(part)
-    wanted.append((name, part[0]))
-  shape, places = [], {}
-  for name, whole in sizes.items():
-    done = 1
-    for before, size in sorted(parts[name]):
-      if before > done:
-        shape.append(before // done)
-      places[name, before] = len(shape)
-      shape.append(size)
-      done = before * size
-    shape.append(whole // done)
-  devices = np.arange(math.prod(shape)).reshape(shape)
-  chosen = [places[one] for one in wanted]
-  rest = [axis for axis in range(len(shape)) if axis not in chosen]
-  number = math.prod(shape[axis] for axis in chosen)
-  return devices.transpose(*rest, *chosen).reshape(-1, number)
+  return len(listed[1].split(',')) if listed else None
 
 
 def flops_of(one: Instruction, shapes: dict[str, str]) -> float:
@@ -393,7 +344,7 @@ def flops_of(one: Instruction, shapes: dict[str, str]) -> float:
     shapes: Of the instructions of its computation, by name.
   """
   if one.opcode == 'dot':
-    left = dimensions(_shape_of(one, 0, shapes))
+    left = dimensions(shapes.get(one.operands[0], ''))
     summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)
     axes = [int(n) for n in summed[1].split(',') if n] if summed else []
     return 2.0 * math.prod(dimensions(one.shape)) * math.prod(
@@ -416,11 +367,6 @@ def _told_flops(one: Instruction) -> float:
   return float(told[1]) if told else 0.0
 
 
-def _shape_of(one: Instruction, number: int, shapes: dict[str, str]) -> str:
-  """The shape of an operand, which HLO prints beside it or where it is made."""
-  return shapes.get(one.operands[number], '')
-
-
 def _convolution(one: Instruction, shapes: dict[str, str]) -> float:
   """Operations of a convolution, which is how a TPU computes products."""
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.rest)
@@ -430,7 +376,11 @@ def _convolution(one: Instruction, shapes: dict[str, str]) -> float:
     dict(zip(names, dimensions(shape), strict=True))
     for names, shape in zip(
       labels.groups(),
-      (_shape_of(one, 0, shapes), _shape_of(one, 1, shapes), one.shape),
+      (
+        shapes.get(one.operands[0], ''),
+        shapes.get(one.operands[1], ''),
+        one.shape,
+      ),
       strict=True,
     )
   )
@@ -464,110 +414,67 @@ def _pairs(
 _KERNELS = '__cudnn$', '__gpu$xla.gpu.triton', 'tpu_custom_call'
 
 
-@dataclasses.dataclass(frozen=True)
-class Module:
-  """A lowered program.
+def lowered_work(
+  module: Any, mesh: Mapping[str, int], trips: int = 1
+) -> tuple[float, float]:
+  """What a lowered program computes on one device; an estimate.
 
-  Attributes:
+  What the compiler will split is taken to be split evenly over all axes of the
+  mesh that are left to it.
+
+  Args:
     module: `lowered.compiler_ir('stablehlo')`.
     mesh: The axes of the mesh and their sizes.
     trips: How often a loop runs whose number of trips is data.
+
+  Returns:
+    Operations of all matrix products, and how many kernels run, whose
+    operations StableHLO does not tell.
   """
+  functions = {
+    one.attributes['sym_name'].value: one
+    for one in module.body.operations
+    if one.operation.name == 'func.func'
+  }
 
-  module: Any
-  mesh: Mapping[str, int]
-  trips: int = 1
+  @functools.cache  # many may call a function
+  def in_function(name: str, manual: frozenset[str]):
+    return inside(functions[name].regions, manual)
 
-  def flops(self) -> float:
-    """Operations of all matrix products on one device; an estimate.
+  # Along the axes `manual` of the mesh, shapes are those of one device.
+  def inside(regions: Any, manual: frozenset[str]) -> tuple[float, float]:
+    flops = kernels = 0.0
+    for region in regions:
+      for block in region.blocks:
+        for one in block.operations:
+          more, calls = work(one.operation, manual)
+          flops, kernels = flops + more, kernels + calls
+    return flops, kernels
 
-    What the compiler will split is taken to be split evenly over all axes of
-    the mesh that are left to it.
-    """
-    return self._main[0]
-
-  def kernels(self) -> float:
-    """How many kernels run, whose operations StableHLO does not tell."""
-    return self._main[1]
-
-  @functools.cached_property
-  def _functions(self) -> dict[str, Any]:
-    return {
-      one.attributes['sym_name'].value: one
-      for one in self.module.body.operations
-      if one.operation.name == 'func.func'
-    }
-
-  @functools.cached_property
-  def _main(self) -> tuple[float, float]:
-    return self._of_function('main', frozenset())
-
-  @functools.cached_property
-  def _known(self) -> dict[tuple[str, frozenset[str]], tuple[float, float]]:
-    return {}
-
-  def _of_function(
-    self, name: str, manual: frozenset[str]
-  ) -> tuple[float, float]:
-    """Products and kernels of a function, which many may call."""
-    key = name, manual
-    if key not in self._known:
-      self._known[key] = self._of_regions(self._functions[name], manual)
-    return self._known[key]
-
-  def _of_regions(
-    self, operation: Any, manual: frozenset[str]
-  ) -> tuple[float, float]:
-    return _sum(self._of_region(one, manual) for one in operation.regions)
-
-  def _of_region(
-    self, region: Any, manual: frozenset[str]
-  ) -> tuple[float, float]:
-    return _sum(
-      self._of_operation(one.operation, manual)
-      for block in region.blocks
-      for one in block.operations
-    )
-
-  def _of_operation(
-    self, one: Any, manual: frozenset[str]
-  ) -> tuple[float, float]:
-    """Products and kernels of one operation, and of all that it runs.
-
-    Args:
-      one: The operation.
-      manual: Axes of the mesh along which shapes are those of one device.
-    """
+  def work(one: Any, manual: frozenset[str]) -> tuple[float, float]:
     if one.name == 'stablehlo.dot_general':
-      left = math.prod(
-        size for axis, size in self.mesh.items() if axis not in manual
-      )
+      left = math.prod(n for axis, n in mesh.items() if axis not in manual)
       return _products(one) / left, 0.0
     if one.name == 'stablehlo.custom_call':
       name = one.attributes['call_target_name'].value
       return 0.0, float(name.startswith(_KERNELS))
     if one.name == 'func.call':
-      return self._of_function(one.attributes['callee'].value, manual)
+      return in_function(one.attributes['callee'].value, manual)
     if one.name == 'stablehlo.while':
       condition, body = one.regions
-      times = _trips_of(condition, self.trips)
-      flops, kernels = self._of_region(body, manual)
+      times = _trips_of(condition, trips)
+      flops, kernels = inside([body], manual)
       return times * flops, times * kernels
     if one.name in ('stablehlo.case', 'stablehlo.if'):
-      # As in `hlo`: the others are for what is rare.
-      found = [self._of_region(branch, manual) for branch in one.regions]
-      return min([work for work in found if any(work)] or found)
+      # As in `Program`: the others are for what is rare.
+      found = [inside([branch], manual) for branch in one.regions]
+      return min([some for some in found if any(some)] or found)
     if one.name == 'sdy.manual_computation':
       named = re.findall(r'"([^"]+)"', str(one.attributes['manual_axes']))
-      return self._of_regions(one, manual | set(named))
-    return self._of_regions(one, manual)
+      manual = manual | set(named)
+    return inside(one.regions, manual)
 
-
-def _sum(parts: Iterator[tuple[float, float]]) -> tuple[float, float]:
-  flops = kernels = 0.0
-  for one in parts:
-    flops, kernels = flops + one[0], kernels + one[1]
-  return flops, kernels
+  return in_function('main', frozenset())
 
 
 def _products(one: Any) -> float:

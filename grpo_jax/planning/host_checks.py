@@ -6,7 +6,6 @@ by the measurements of all processes, by their numbers.
 
 from collections.abc import Mapping
 import contextlib
-from importlib import metadata
 import itertools
 import os
 import pathlib
@@ -15,19 +14,21 @@ import shutil
 import statistics
 import time
 from typing import Any
+from typing import NamedTuple
 import uuid
 
 from grpo_jax.hosts import processes
 from grpo_jax.mesh import chips
 from grpo_jax.planning import accelerators
-from grpo_jax.planning.types import FAILED
-from grpo_jax.planning.types import OK
-from grpo_jax.planning.types import SLOW
-from grpo_jax.planning.types import Judged
-from grpo_jax.planning.types import Measured
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import records
 from grpo_jax.run.keep import workdir as workdirs
+
+OK, SLOW, FAILED, SKIPPED = 'ok', 'slow', 'failed', 'skipped'
+"""Verdicts of a check."""
+
+Measured = dict[str, Any]
+"""What one process has measured: numbers, texts, and lists of them."""
 
 GIB = 2**30
 FILE_MB = 16  # of the file that is written to the workdir
@@ -42,13 +43,23 @@ _CACHE = 'jax_compilation_cache_dir'  # in the config of JAX
 _CLOCK_ROUNDS = 5
 
 
+class Judged(NamedTuple):
+  """What is said of the measurements of all processes."""
+
+  measured: str
+  expected: str = ''  # the figure to compare with, in words
+  verdict: str = OK
+
+
 def versions() -> Measured:
   """The versions of Python and of the packages that are installed."""
-  found = {'Python': platform.python_version()}
-  for package in (*records.PACKAGES, *accelerators.PLUGINS):
-    with contextlib.suppress(metadata.PackageNotFoundError):
-      found[package] = metadata.version(package)
-  return {'versions': found, 'git': records.git_revision()}
+  packages = *records.PACKAGES, *accelerators.PLUGINS
+  found = {package: accelerators.version(package) for package in packages}
+  installed = {name: version for name, version in found.items() if version}
+  return {
+    'versions': {'Python': platform.python_version(), **installed},
+    'git': records.git_revision(),
+  }
 
 
 def judge_versions(told: Mapping[int, Measured]) -> Judged:
@@ -257,13 +268,12 @@ def spread(figures: list[float]) -> str:
   >>> spread([0.0512, 0.0512]), spread([15.75, 31.25, 20.0])
   ('0.0512', '15.8 to 31.2')
   """
-  low, high = (_short(figure) for figure in (min(figures), max(figures)))
+  # Three digits, and never an exponent.
+  low, high = (
+    f'{figure:,.0f}' if figure >= 100 else f'{figure:.3g}'
+    for figure in (min(figures), max(figures))
+  )
   return low if low == high else f'{low} to {high}'
-
-
-def _short(figure: float) -> str:
-  """Three digits, and never an exponent."""
-  return f'{figure:,.0f}' if figure >= 100 else f'{figure:.3g}'
 
 
 def written(workdir: str, rank: int) -> Measured:

@@ -124,7 +124,7 @@ class Plan:
 
   def secs(self) -> dict[str, dict[str, float]]:
     """Seconds of a rollout for each program, by resource."""
-    machine = roofline.of_chip(self.topology.chip)
+    machine = roofline.chip_peaks(self.topology.chip)
     return {
       one.name: (one.work * one.calls).secs(machine) for one in self.programs
     }
@@ -167,7 +167,7 @@ def plan(
   if topology.is_tpu and not estimate:
     topologies.mesh(topology, config.mesh)  # raises before minutes are spent
   counted = Arithmetic(build.abstract(config, mesh), topology.joined)
-  calls = calls_of(counted)
+  calls = count_calls(counted)
   results: dict[str, Compiled] = {}
   if not estimate:
     requests = [
@@ -179,13 +179,13 @@ def plan(
     found = compiling.compile_all(requests, tell=tell)
     results = dict(zip(calls, found, strict=True))
   programs = tuple(
-    of_program(counted, name, number, results.get(name))
+    plan_program(counted, name, number, results.get(name))
     for name, number in calls.items()
   )
   return Plan(topology, dict(mesh.shape), counted, programs)
 
 
-def calls_of(counted: Arithmetic) -> dict[str, int]:
+def count_calls(counted: Arithmetic) -> dict[str, int]:
   """How often each program runs in a rollout, in the order of their first call.
 
   Completions have their full length, so that no rows end early. Two programs
@@ -207,7 +207,7 @@ def calls_of(counted: Arithmetic) -> dict[str, int]:
   return {**calls, 'train_step': counted.updates}
 
 
-def of_program(
+def plan_program(
   counted: Arithmetic, name: str, calls: int, result: Compiled | None
 ) -> Program:
   """One program, by arithmetic and by what the compiler says."""

@@ -76,7 +76,7 @@ def bound(secs: dict[str, float]) -> tuple[float, str]:
   return secs[slowest], slowest
 
 
-def of_chip(chip: Chip) -> Machine:
+def chip_peaks(chip: Chip) -> Machine:
   """One JAX device of a kind of chip, by its maker's figures."""
 
   def share(gb_per_s):
@@ -90,7 +90,7 @@ def of_chip(chip: Chip) -> Machine:
   )
 
 
-def of_this_cpu(weight_bytes: int, dtype: str = 'float32') -> Machine:
+def measure_cpu(weight_bytes: int, dtype: str = 'float32') -> Machine:
   """This machine's CPU, measured now; it takes some seconds.
 
   The best of many repeats counts, because a bound needs the peak, and others

@@ -11,7 +11,6 @@ from grpo_jax.config import Config
 from grpo_jax.config import Mesh
 from grpo_jax.config import plain_text
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology
 
 _MOST_SENDING = 16  # `tensor` and `expert`: both send activations in each layer
@@ -23,7 +22,7 @@ class Candidate(NamedTuple):
   """A config with another mesh, and perhaps other rows and another `remat`."""
 
   config: Config
-  plan: Plan
+  plan: plans.Plan
 
 
 def best(
@@ -130,7 +129,7 @@ def candidates(
     mesh = Mesh(data, fsdp, tensor, expert, slices=topology.slices)
     shards = data * fsdp * expert * topology.slices
     rows = {config.learner.micro_rows, shards}
-    of_row = {config.learner.row_completions, *_of_row(config, shards)}
+    of_row = {config.learner.row_completions, *_row_choices(config, shards)}
     for micro_rows, per_row in itertools.product(rows, of_row):
       learner = dataclasses.replace(
         config.learner, micro_rows=micro_rows, row_completions=per_row
@@ -149,7 +148,7 @@ def _policies(config: Config) -> Iterator[Config]:
       yield dataclasses.replace(config, model=model)
 
 
-def _of_row(config: Config, shards: int) -> tuple[int, ...]:
+def _row_choices(config: Config, shards: int) -> tuple[int, ...]:
   """How many completions a row may have.
 
   One takes the least memory. The other is the most of which each data shard

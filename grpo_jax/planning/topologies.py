@@ -195,16 +195,35 @@ def abstract_mesh(topology: Topology, wanted: MeshConfig) -> AbstractMesh:
     topology.number, **dataclasses.asdict(wanted), processes=topology.hosts
   )
   maker = '' if topology.is_tpu else 'NVIDIA '
-  kind = AbstractDevice(
-    device_kind=maker + topology.chip.kinds[0],
-    num_cores=1 if topology.is_tpu else None,
-    platform=topology.platform,
+  return mesh_of_shapes(
+    shape,
+    maker + topology.chip.kinds[0],
+    topology.platform,
+    1 if topology.is_tpu else None,
   )
+
+
+def mesh_of_shapes(
+  shape: dict[str, int],
+  device_kind: str,
+  platform: str,
+  num_cores: int | None = None,
+) -> AbstractMesh:
+  """A mesh of devices that need not be here, for which nothing is compiled.
+
+  Args:
+    shape: The axes and their sizes.
+    device_kind: As JAX calls the devices.
+    platform: See `sharding.platform`.
+    num_cores: Of a device, if it is a TPU.
+  """
   return AbstractMesh(
     tuple(shape.values()),
     tuple(shape),
     axis_types=(jax.sharding.AxisType.Auto,) * len(shape),
-    abstract_device=kind,
+    abstract_device=AbstractDevice(
+      device_kind=device_kind, num_cores=num_cores, platform=platform
+    ),
   )
 
 

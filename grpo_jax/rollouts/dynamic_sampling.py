@@ -177,7 +177,9 @@ def draw(
       'groups_short': float(max(number - mixed, 0)),
     }
     if drawn:
-      counts['accuracy_drawn'] = _accuracy(drawn, right_reward)
+      right = sum(int(part.right(right_reward).sum()) for part in drawn)
+      judged = sum(int(part.judged.sum()) for part in drawn)
+      counts['accuracy_drawn'] = right / max(1, judged)
       counts['rewards_failed'] = float(
         sum(int((~np.asarray(part.batch.valid)).sum()) for part in drawn)
       )
@@ -265,28 +267,10 @@ def _identity(prompt: data.Prompt) -> int:
   return int.from_bytes(digest, 'big')
 
 
-def _right(rollout: Rollout, right_reward: float) -> np.ndarray:
-  """bool[P,G]: which completions were judged and are right."""
-  first = np.asarray(rollout.batch.reward_parts)[..., 0]
-  return _judged(rollout) & (first >= right_reward)
-
-
-def _judged(rollout: Rollout) -> np.ndarray:
-  """bool[P,G]: which completions the first reward has judged."""
-  first = np.asarray(rollout.batch.reward_parts)[..., 0]
-  return np.asarray(rollout.batch.valid) & ~np.isnan(first)
-
-
 def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:
   """bool[P]: which prompts have judged completions, all of them right."""
-  judged = _judged(rollout)
-  wrong = judged & ~_right(rollout, right_reward)
-  return np.logical_and(judged.any(axis=1), ~wrong.any(axis=1))
-
-
-def _accuracy(parts: Sequence[Rollout], right_reward: float) -> float:
-  right = sum(int(_right(part, right_reward).sum()) for part in parts)
-  return right / max(1, sum(int(_judged(part).sum()) for part in parts))
+  wrong = rollout.judged & ~rollout.right(right_reward)
+  return np.logical_and(rollout.judged.any(axis=1), ~wrong.any(axis=1))
 
 
 def _nothing_left(
@@ -296,7 +280,7 @@ def _nothing_left(
   number = sum(len(part.prompts) for part in drawn)
   solved = sum(int(_solved(part, right_reward).sum()) for part in drawn)
   failed = sum(
-    int((~_right(part, right_reward).any(axis=1)).sum()) for part in drawn
+    int((~part.right(right_reward).any(axis=1)).sum()) for part in drawn
   )
   what, advice = 'had equal rewards', 'give other prompts'
   if solved == number:

@@ -38,6 +38,7 @@ import pathlib
 import re
 from typing import Any
 
+import jax
 import numpy as np
 
 from grpo_jax.config import whole_files
@@ -286,7 +287,9 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   """The rollout of a file that has all its rows, in their order."""
   number, group = metadata['shape']
   holder = share(number) if share else None
-  own = np.full(number, True) if holder is None else holder == _own_process()
+  own = np.full(number, True)
+  if holder is not None:
+    own = holder == jax.process_index()
   own = np.repeat(own, group)
   # What only the holder of a row needs of it.
   held = [
@@ -318,7 +321,8 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
       parts.append(values)
       name = _FAILURE + column.removeprefix(_REWARD)
       if name in table.column_names:
-        failures.append([text or '' for text in table[name].to_pylist()])
+        texts = [text or '' for text in table[name].to_pylist()]
+        failures.append(np.array(texts, object))
     elif column.startswith(_EXTRAS):
       extras[column.removeprefix(_EXTRAS)] = values
     else:
@@ -341,18 +345,10 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     _numbers(prompts['index'], metadata['index']),
     tuple(metadata['reward_names']),
     prompts[_ANSWER].to_pylist() if answer else (),
-    _failures(failures, number, group),
+    np.stack(failures, -1).reshape(number, group, -1) if failures else None,
     holder=holder,
     previous=previous,
   )
-
-
-def _failures(of_each: list, number: int, group: int) -> np.ndarray | None:
-  """object[P,G,K] of K columns; None of files of earlier versions."""
-  if not of_each:
-    return None
-  columns = [np.array(column, object) for column in of_each]
-  return np.stack(columns, -1).reshape(number, group, -1)
 
 
 def _rows(file, columns: list[str], wanted: np.ndarray):
@@ -367,12 +363,6 @@ def _rows(file, columns: list[str], wanted: np.ndarray):
   return table.take(
     np.flatnonzero([x for part in some for x in in_parts[part]])
   )
-
-
-def _own_process() -> int:
-  import jax
-
-  return jax.process_index()
 
 
 def _numbers(arrow, dtype: str) -> np.ndarray:

@@ -33,11 +33,6 @@ def folder(directory: str | pathlib.Path) -> pathlib.Path:
   return path
 
 
-def _shared(prompts: int) -> np.ndarray:
-  """The process that reads each prompt's completions: equally many each."""
-  return np.arange(prompts) * jax.process_count() // prompts
-
-
 def draw(
   directory: pathlib.Path,
   tokenizer: Tokenizer,
@@ -67,7 +62,9 @@ def draw(
       'replay a run that had log.completions_every_steps=1, and no more '
       'steps than it took.'
     )
-  rollout = parquet.read(path, _shared if jax.process_count() > 1 else None)
+  processes = jax.process_count()  # which read equally many completions each
+  share = lambda number: np.arange(number) * processes // number
+  rollout = parquet.read(path, share if processes > 1 else None)
   shape = rollout.batch.mask.shape[:2]
   if shape != (prompts, group):
     raise ValueError(

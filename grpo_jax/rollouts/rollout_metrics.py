@@ -39,8 +39,7 @@ def metrics_of_rollout(
   batch, valid = rollout.batch, np.asarray(rollout.batch.valid)
   parts = np.asarray(batch.reward_parts)
   by_each = ~np.isnan(parts)
-  judged = valid & by_each[..., 0]
-  right = judged & (parts[..., 0] >= right_reward)
+  judged, right = rollout.judged, rollout.right(right_reward)
   # Per token, because one completion may be drawn by several versions.
   staleness = step - np.asarray(batch.version)[np.asarray(batch.mask)]
   groups = judged.any(axis=1)

@@ -20,9 +20,9 @@ from grpo_jax.mesh import random_keys
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import replay as replay_lib
-from grpo_jax.rollouts.ahead import Ahead
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.sources import Ahead
 from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait

@@ -65,7 +65,7 @@ def sampler(case: str):
 @functools.cache
 def machine(case: str) -> roofline.Machine:
   """What this one can do, with weights as large as these."""
-  return roofline.of_this_cpu(int(sampler(case)[2]))
+  return roofline.measure_cpu(int(sampler(case)[2]))
 
 
 def cells(case: str, streams: int) -> list[str]:

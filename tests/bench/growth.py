@@ -108,8 +108,8 @@ def most_bytes(config: config_lib.Config) -> float:
   parts = build.abstract(config, sharding.make_mesh())
   counted = Arithmetic(parts)
   return max(
-    plan.of_program(counted, name, calls, None).bytes
-    for name, calls in plan.calls_of(counted).items()
+    plan.plan_program(counted, name, calls, None).bytes
+    for name, calls in plan.count_calls(counted).items()
   )
 
 

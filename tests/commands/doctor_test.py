@@ -12,7 +12,7 @@ from grpo_jax.commands import doctor
 from grpo_jax.hosts import processes
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import host_checks
-from grpo_jax.planning.types import Line
+from grpo_jax.planning.doctor import Line
 from tests import cli
 from tests.planning import doctor_test
 

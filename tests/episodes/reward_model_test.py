@@ -14,7 +14,6 @@ from safetensors import numpy as safetensors
 from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import rewards
-from grpo_jax.episodes import reward_chats
 from grpo_jax.episodes import reward_model
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
@@ -214,7 +213,7 @@ def test_other_answers_are_encoded_with_what_stands_around_them(tmp_path):
   template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
   reward_folder.write(tmp_path, template=template)
   tokenizer = data.Tokenizer.from_folder(tmp_path)
-  chats = reward_chats.Chats(str(tmp_path), True, '', {})
+  chats = reward_model.Chats(str(tmp_path), True, '', {})
   whole = tokenizer.encode('The answer is')
   assert whole != tokenizer.encode('The answ') + tokenizer.encode('er is')
   assert chats.ids('The answ', 'er is') == whole
@@ -223,7 +222,7 @@ def test_other_answers_are_encoded_with_what_stands_around_them(tmp_path):
 def test_tearing_ends_and_leaves_no_special_token():
   special = re.compile('<a>|<')
   for text in ('<a>' * 1000, '<<a><', 'a>', ''):
-    pieces = list(reward_chats.torn(text, special))
+    pieces = list(reward_model.tear(text, special))
     assert not any('<a>' in piece for piece in pieces)
     assert ''.join(pieces).replace('<', '') == text.replace('<', '')
 
@@ -253,12 +252,12 @@ def test_the_template_gets_what_is_given(tmp_path):
   )
   reward_folder.write(tmp_path, template=template)
   tokenizer = data.Tokenizer.from_folder(tmp_path)
-  chats = reward_chats.Chats(str(tmp_path), True, 'Be', {'end': ';'})
+  chats = reward_model.Chats(str(tmp_path), True, 'Be', {'end': ';'})
   assert (
     tokenizer.decode(chats.ids('a', 'b')) == 'system:Be;user:a;assistant:b;'
   )
   with pytest.raises(ValueError, match="no variable 'emd'"):
-    reward_chats.Chats(str(tmp_path), True, '', {'emd': ';'})
+    reward_model.Chats(str(tmp_path), True, '', {'emd': ';'})
 
 
 def test_too_long_texts_are_refused_or_cut(folder, model):

@@ -38,10 +38,10 @@ def episode(tokens, straight=False):
 
 
 def rollout_of(*groups, buckets=(8,)):
-  completions = types.completions_of(groups)
+  completions = types.join_episodes(groups)
   reward = np.arange(completions.length.size, dtype=np.float32)
   scores = rewards.Scores(reward, reward[:, None], reward >= 0)
-  return rollout_lib.rollout_of(
+  return rollout_lib.make_rollout(
     completions,
     scores,
     buckets,
@@ -64,7 +64,7 @@ def test_a_single_turn_is_an_episode_of_which_all_is_chosen():
       for ids in ([5], [5, 6])
     ]
   ] * 2  # fmt: skip
-  same = types.completions_of(episodes)
+  same = types.join_episodes(episodes)
   assert sampled.chosen is same.turn is same.previous is same.entropy is None
   np.testing.assert_array_equal(
     same.chosen, np.arange(2) < same.length[..., None]
@@ -73,7 +73,7 @@ def test_a_single_turn_is_an_episode_of_which_all_is_chosen():
   scores = rewards.Scores(reward, reward[:, None], reward == 0)
   described = dict.fromkeys(('prompts', 'prompt_texts', 'texts', 'index'))
   made = [
-    rollout_lib.rollout_of(x, scores, (4,), **described)
+    rollout_lib.make_rollout(x, scores, (4,), **described)
     for x in (sampled, same)
   ]
   jax.tree.map(np.testing.assert_array_equal, *made)

@@ -133,11 +133,11 @@ def hand_made(branches):
     if branches:
       made.say(made.hear(begin, 2), 2, turn=3)
       made.say([place - 1 for place in answer], 2, turn=4)
-  completions = types.completions_of(made.episodes())
+  completions = types.join_episodes(made.episodes())
   reward = np.arange(completions.length.size, dtype=np.float32) % 3
   scores = rewards.Scores(reward, reward[:, None], reward >= 0)
   number = len(made.prompts)
-  return rollout_lib.rollout_of(
+  return rollout_lib.make_rollout(
     completions,
     scores,
     (WIDTH,),

@@ -208,7 +208,7 @@ def sampled(config, mesh=None):
     scores.reshape(-1), scores.reshape(-1, 1), np.ones((16,), bool)
   )
   described = make_rollout()
-  rollout = rollout_lib.rollout_of(
+  rollout = rollout_lib.make_rollout(
     drawn,
     judged,
     (6,),

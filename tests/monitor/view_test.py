@@ -131,10 +131,6 @@ def test_curves_of_a_long_run_fit_every_width(first, number):
     draw(VIEW._replace(tiles=tiles[:number], groups={}), width, 24)
 
 
-def words_of(view, width, height):
-  return '\n'.join(draw(view, width, height)).split()
-
-
 @pytest.mark.parametrize('width, height', [(120, 60), (160, 50), (200, 50)])
 def test_every_number_is_there_with_its_unit(width, height):
   lines = draw(VIEW, width, height)

@@ -62,10 +62,10 @@ def forward(config, length):
 def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   """Compute alone, since a fast memory costs nothing."""
   monkeypatch.setattr(
-    roofline, 'of_chip', lambda chip: roofline.Machine(1e6, 1e15)
+    roofline, 'chip_peaks', lambda chip: roofline.Machine(1e6, 1e15)
   )
   directory = workdir(tmp_path, **{'lora.rank': rank, 'learner.epochs': 2})
-  found = against.of_run(directory)
+  found = against.compare(directory)
   assert found.devices == '4 x TPU v5 lite' and found.rollouts == 2
   once = forward(runs.small(), 5)
   assert found.sampling.bound_by == found.learning.bound_by == 'compute'
@@ -78,7 +78,7 @@ def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   # Updates that need 32 of the 80 tokens: at best 2 of each completion.
   rows = ({**ROW, 'needed_tokens': 0.4},) * 4
   changes = {'lora.rank': rank, 'learner.epochs': 2}
-  some = against.of_run(workdir(tmp_path, rows=rows, **changes))
+  some = against.compare(workdir(tmp_path, rows=rows, **changes))
   ratio = some.learning.bound_secs / found.sampling.bound_secs
   shorter = forward(runs.small(), 2) / once
   assert ratio == pytest.approx(2 * passes * shorter + 1, rel=1e-3)
@@ -88,7 +88,7 @@ def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
 def test_what_updates_left_out_costs_nothing(needed, tmp_path):
   rows = ({**ROW, 'needed_tokens': needed},) * 4
   with_all, found = (
-    against.of_run(workdir(tmp_path, rows=given)).learning
+    against.compare(workdir(tmp_path, rows=given)).learning
     for given in ((ROW,) * 4, rows)
   )
   assert with_all.bound_by == 'memory'  # weights are read whatever it is
@@ -98,26 +98,26 @@ def test_what_updates_left_out_costs_nothing(needed, tmp_path):
 def test_rollouts_of_earlier_starts_tell_nothing_of_these_devices(tmp_path):
   slow = {**ROW, 'sample_secs': 99.0}
   rows = (slow, slow, slow, slow, ROW)
-  found = against.of_run(workdir(tmp_path, rows=rows, start={'after_step': 2}))
+  found = against.compare(workdir(tmp_path, rows=rows, start={'after_step': 2}))
   assert found.rollouts == 1 and found.sampling.measured_secs == 2.0
   # A start that finds the run done has no rollouts.
   file = tmp_path / 'versions.json'
   idle = {'devices': '1 x other', 'after_step': 5}
   file.write_text(json.dumps([*json.loads(file.read_text()), idle]))
-  assert against.of_run(str(tmp_path)) == found
+  assert against.compare(str(tmp_path)) == found
 
 
 @pytest.mark.quick
 def test_a_cpu_is_measured(tmp_path, monkeypatch):
   asked = []
 
-  def of_this_cpu(weight_bytes, dtype):
+  def measure_cpu(weight_bytes, dtype):
     asked.append((weight_bytes, dtype))
     return roofline.Machine(1e15, weight_bytes / 0.25)  # a pass: a quarter
 
-  monkeypatch.setattr(roofline, 'of_this_cpu', of_this_cpu)
+  monkeypatch.setattr(roofline, 'measure_cpu', measure_cpu)
   changes = {'model.compute_dtype': 'bfloat16'}
-  found = against.of_run(workdir(tmp_path, '1 x cpu', **changes))
+  found = against.compare(workdir(tmp_path, '1 x cpu', **changes))
   ((size, dtype),) = asked
   assert size > 2 * 32 * 32 and dtype == 'bfloat16'
   assert found.sampling.bound_by == 'memory'
@@ -127,7 +127,7 @@ def test_a_cpu_is_measured(tmp_path, monkeypatch):
 def test_what_was_given_in_python_is_not_asked_for(tmp_path):
   method = '<method mine given in Python>'
   marked = workdir(tmp_path, **{'learner.method': method})
-  assert against.of_run(marked).learning.reached > 0
+  assert against.compare(marked).learning.reached > 0
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_what_was_given_in_python_is_not_asked_for(tmp_path):
 )
 def test_what_cannot_be_bounded_is_said(changes, said, tmp_path):
   with pytest.raises(ValueError, match=said):
-    against.of_run(workdir(tmp_path, **changes))
+    against.compare(workdir(tmp_path, **changes))
 
 
 def test_this_cpu_reads_and_multiplies_at_some_speed(monkeypatch):
   monkeypatch.setattr(roofline, '_SECS', 0.05)
-  found = roofline.of_this_cpu(2**20)
+  found = roofline.measure_cpu(2**20)
   assert found.flops > 1e8 and found.memory_bytes > 1e8
 
 
@@ -165,14 +165,14 @@ def test_of_a_cpu_the_fastest_products_count(dtype, monkeypatch):
     return 2 * size**3 / 1e9 / speeds.get((str(made.dtype), size), 1.0)
 
   monkeypatch.setattr(roofline, '_fastest', fastest)
-  found = roofline.of_this_cpu(2**20, dtype)
+  found = roofline.measure_cpu(2**20, dtype)
   assert found.flops == pytest.approx({'float32': 3e9, 'bfloat16': 7e9}[dtype])
 
 
 @pytest.mark.parametrize('size', [2**20, 2**24])
 def test_a_repeat_is_short_enough_to_be_undisturbed(size, monkeypatch):
   monkeypatch.setattr(roofline, '_fastest', lambda run: 1.0)
-  read = roofline.of_this_cpu(size).memory_bytes  # in one repeat of a second
+  read = roofline.measure_cpu(size).memory_bytes  # in one repeat of a second
   assert size <= read <= 2**26
 
 

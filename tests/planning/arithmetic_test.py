@@ -11,9 +11,7 @@ from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
-from grpo_jax.planning import memory as sizes
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning import programs
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
@@ -63,7 +61,7 @@ def test_weights_take_the_bytes_that_they_take(changes):
   update = dataclasses.replace(made.updater, frozen=frozen)
   state = update.compiled.init(build_model.initial(spec, model, mesh))
   made.engine.load(update.joined(state.params), version=0)
-  found = sizes.weights_of(made)
+  found = arithmetic.count_weights(made)
 
   def on_first(tree):
     arrays = jax.tree.leaves(tree)
@@ -101,7 +99,7 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
     made.run.config.sampler.max_tokens,
   )
   caches = rows.prompt_cache, rows.cache
-  assert counted.cache == sizes.on_device(caches)
+  assert counted.cache == arithmetic.on_device(caches)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ def test_operations_are_those_of_compiled_programs(program, remat):
   if program == 'adapters':
     program, changes = 'train_step', changes | {'lora.rank': 1}
   made = parts(sharding.make_mesh(), **WIDE | changes)
-  lowered, trips = programs.of_run(made)[program]()
+  lowered, trips = compiling.lowerings(made)[program]()
   compiled = hlo.Program(lowered.compile().as_text(), trips)
   counted = arithmetic.Arithmetic(made).work(program).flops
   assert compiled.flops() == pytest.approx(counted, rel=0.03)
@@ -189,7 +187,7 @@ def test_what_the_compiler_refused_is_too_large_by_arithmetic():
   (row,) = (row for row in RECORDED if not row['fits'])
   assert (row['model'], row['topology']) == ('Qwen2.5-7B', 'v5e:2x4')
   assert row['config']['sampler.prompts'] * row['config']['sampler.group'] == 16
-  one = plans.of_program(recorded_run(row), row['program'], 1, None)
+  one = plans.plan_program(recorded_run(row), row['program'], 1, None)
   assert not one.fits(topologies.named('v5e:2x4').memory_bytes)
 
 
@@ -205,7 +203,7 @@ def test_seven_billion_parameters_fit_256_small_chips():
     given = int(counted.arguments(program))
     besides = row['peak_bytes'] - given
     said = compiling.Compiled(argument_bytes=given, temporary_bytes=besides)
-    one = plans.of_program(counted, program, 1, said)
+    one = plans.plan_program(counted, program, 1, said)
     assert row['peak_bytes'] <= one.bytes + 1
     assert one.fits(topologies.named('v5e:16x16').memory_bytes)
     assert one.bytes < 15.75 * topologies.GIB
@@ -249,7 +247,7 @@ def test_what_is_regrouped_takes_the_bytes_of_its_arrays(prompts, waits):
   names = 'regroup', 'grow'
   assert counted.admits == waits
   for name in names:
-    lowered, trips = programs.of_run(made)[name]()
+    lowered, trips = compiling.lowerings(made)[name]()
     memory = lowered.compile().memory_analysis()
     assert trips == 1
     given = counted.arguments(name)

@@ -46,7 +46,6 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
-from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
 from tests.planning import estimates
 
@@ -178,7 +177,7 @@ def is_given_the_same(given: Case, program: str) -> bool:
   """Whether the compiler of a plan gets what is made here."""
   topology, mesh = topologies.named(given.topology), _mesh(given)
   lowered, trips = _lowered(given, mesh, program)
-  other = programs.lowered(given.config, topology, program)
+  other = compiling.lowered(given.config, topology, program)
   places = topologies.mesh(topology, given.config.mesh)
   return (
     trips == other.trips

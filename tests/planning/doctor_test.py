@@ -8,8 +8,8 @@ from grpo_jax.hosts import processes
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import doctor
 from grpo_jax.planning import host_checks
-from grpo_jax.planning.types import Check
-from grpo_jax.planning.types import Judged
+from grpo_jax.planning.doctor import Check
+from grpo_jax.planning.host_checks import Judged
 from tests.hosts import processes_test
 
 pytestmark = pytest.mark.quick

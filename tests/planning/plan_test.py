@@ -233,7 +233,7 @@ def test_what_the_compiler_says_replaces_arithmetic():
       Collective('all-reduce', 'f32', GIB, 1, 2, crosses=True),
     ),
   )
-  one = plans.of_program(counted, 'train_step', 1, result)
+  one = plans.plan_program(counted, 'train_step', 1, result)
   state = sum(
     one.memory.get(name, 0) for name in ('parameters', 'moments', 'reference')
   )
@@ -247,7 +247,7 @@ def test_what_the_compiler_says_replaces_arithmetic():
     'dcn all-reduce f32': 1.0,
   }
   refused = compiling.Compiled(error='RESOURCE_EXHAUSTED', fits=False)
-  full = plans.of_program(counted, 'train_step', 1, refused)
+  full = plans.plan_program(counted, 'train_step', 1, refused)
   made = plans.Plan(topologies.named('v5p:4x4x4'), {}, counted, (full,))
   assert not made.fits
 
@@ -260,7 +260,7 @@ def test_the_verdict_on_what_was_compiled_is_the_compilers():
   taken = compiling.Compiled(argument_bytes=state, temporary_bytes=over - state)
 
   def verdict(name, result):
-    one = plans.of_program(counted, name, 1, result)
+    one = plans.plan_program(counted, name, 1, result)
     return plans.Plan(chip, {}, counted, (one,)).fits
 
   assert verdict('train_step', taken)

@@ -19,9 +19,7 @@ from grpo_jax.config import Mesh
 from grpo_jax.planning import compiling
 from grpo_jax.planning import hlo
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning import programs
 from grpo_jax.planning import topologies
-from grpo_jax.planning import worker
 from tests import runs
 from tests.cli import command
 from tests.planning import by_hand
@@ -105,7 +103,9 @@ def test_gradients_cross_to_the_other_slice():
 
 def test_moments_on_the_host_are_not_in_the_memory_of_chips():
   here, there = (
-    worker._compiled(programs.lowered(made, V5E, 'train_step').lowered, 1, V5E)
+    compiling._compiled(
+      compiling.lowered(made, V5E, 'train_step').lowered, 1, V5E
+    )
     for made in (
       config(),
       dataclasses.replace(
@@ -168,7 +168,7 @@ def test_the_table_says_what_the_compiler_leaves_to_programs(name, chip):
   mesh = topologies.mesh(topology, Mesh(data=topology.number))
   place = NamedSharding(mesh, PartitionSpec('data'))
   much = jax.ShapeDtypeStruct((2**38,), jnp.float32, sharding=place)
-  found = worker._compiled(jax.jit(jnp.sin).lower(much), 1, topology)
+  found = compiling._compiled(jax.jit(jnp.sin).lower(much), 1, topology)
   assert not found.fits
   told = re.search(r'exceeds available HBM \(([\d.]+)G\)', found.error)
   # One release of libtpu leaves 0.01 GiB less than another.
@@ -179,11 +179,11 @@ def test_what_was_compiled_is_kept(monkeypatch):
   request = compiling.Request(
     dataclasses.asdict(config()), V5E.name, 1, 'prepare'
   )
-  first = worker.answer(request)
+  first = compiling.answer(request)
   monkeypatch.setattr(
-    worker, '_compiled', lambda *_: pytest.fail('it was compiled again')
+    compiling, '_compiled', lambda *_: pytest.fail('it was compiled again')
   )
-  assert worker.answer(request) == first
+  assert compiling.answer(request) == first
 
 
 def test_the_command_prints_a_plan():
@@ -214,7 +214,7 @@ def test_the_verdict_is_the_compilers():
     square = jnp.sort(jnp.sin(rows + rows.T), axis=0)
     return jnp.sort(square, axis=1)[::7, ::5]
 
-  found = worker._compiled(jax.jit(wide).lower(number), 1, V5E)
+  found = compiling._compiled(jax.jit(wide).lower(number), 1, V5E)
   assert not found.fits
   assert 'RESOURCE_EXHAUSTED' in found.error
 
@@ -223,7 +223,7 @@ def test_seven_billion_parameters_do_not_fit_eight_small_chips():
   """16 completions; what compiled.json has recorded, asked again."""
   (row,) = (row for row in record.rows() if not row['fits'])
   assert (row['model'], row['topology']) == ('Qwen2.5-7B', 'v5e:2x4')
-  answer = worker.answer(record.request(row))
+  answer = compiling.answer(record.request(row))
   assert not answer.fits
   assert 'exceeds available HBM (15.75G)' in answer.error
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax.rollouts import ahead
 from grpo_jax.rollouts import sources
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.sources import Receipt
@@ -47,7 +46,7 @@ def at_once(engine, **more):
 
 
 def drawn_ahead(engine, rollouts=9, wait=contextlib.nullcontext):
-  return ahead.Ahead(engine.draw, engine.load, engine.unload, wait, rollouts)
+  return sources.Ahead(engine.draw, engine.load, engine.unload, wait, rollouts)
 
 
 def train(source, first, last):

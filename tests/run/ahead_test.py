@@ -17,8 +17,8 @@ from grpo_jax.hosts import stop_signal
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.planning import plan
 from grpo_jax.planning import topologies
-from grpo_jax.rollouts import ahead
 from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import sources
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import learning
 from grpo_jax.run import loop
@@ -115,7 +115,7 @@ def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
   tmp_path, monkeypatch
 ):
   """And each evaluation by the newest; all policies are in checkpoints."""
-  sampled, paused = sampling.sampled, ahead.Ahead.paused
+  sampled, paused = sampling.sampled, sources.Ahead.paused
   evaluates = threading.Event()
 
   def late(run, prompt_state, step):
@@ -130,7 +130,7 @@ def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
     return paused(self)
 
   monkeypatch.setattr(sampling, 'sampled', late)
-  monkeypatch.setattr(ahead.Ahead, 'paused', noted)
+  monkeypatch.setattr(sources.Ahead, 'paused', noted)
   config = small(**{'checkpoint.every_steps': 1, 'checkpoint.keep_last': 9})
   loop.train(config, tmp_path)
   monkeypatch.setattr(sampling, 'sampled', sampled)
@@ -175,7 +175,7 @@ def test_metrics_tell_the_age_and_what_was_waited_for(whole, tmp_path):
 
 
 def test_by_default_nothing_is_drawn_in_a_thread(tmp_path, monkeypatch):
-  monkeypatch.setattr(ahead, 'Ahead', None)
+  monkeypatch.setattr(sampling, 'Ahead', None)
   assert Config().sampler.ahead == 0
   config = small(steps=2, **{'sampler.ahead': 0})
   assert loop.train(config, tmp_path)['steps'] == 2

@@ -59,7 +59,7 @@ def _function(
     found = own
     auto, name, kwargs = 'here', '', reward.kwargs
   elif reward.name == reward_model.NAME:
-    judge = reward_model.of_config(reward.kwargs, mesh)
+    judge = reward_model.from_kwargs(reward.kwargs, mesh)
     found = rewards.WeightedReward(reward.name, judge)
     auto, name, kwargs = 'here', '', {}
   else:
