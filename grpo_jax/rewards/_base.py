@@ -173,7 +173,7 @@ def check_arguments(
       ) from error
   check = getattr(function, _marks.CHECK, None)
   try:
-    return (check(**kwargs) if check else None) or ''
+    said = check(**kwargs) if check else None
   except ValueError:  # a sentence about the arguments
     raise
   except Exception as error:
@@ -181,6 +181,7 @@ def check_arguments(
       f'{where}={dict(kwargs)} cannot be used ({plain_text.named(error)});'
       ' give values of the kind that the function needs.'
     ) from error
+  return said if isinstance(said, str) else ''
 
 
 def is_bounded(function: Callable[..., Any]) -> bool:

@@ -75,14 +75,14 @@ def _marks(name: str, value: Any) -> Callable[[_Function], _Function]:
 
 
 def checked(
-  check: Callable[..., str | None],
+  check: Callable[..., Any],
 ) -> Callable[[_Function], _Function]:
   """Marks a reward function whose arguments can be checked before any call.
 
   Args:
     check: Called with the keyword arguments that a config gives. It raises a
       ValueError if the function cannot work with them, and may return a
-      sentence to warn of.
+      sentence to warn of; nothing else that it returns counts.
 
   Returns:
     A decorator, which returns the same function, marked.

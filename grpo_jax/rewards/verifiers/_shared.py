@@ -1,4 +1,4 @@
-"""What several verifiers need: the reference answers, and how much is read."""
+"""What several verifiers need: references, boxes, and how much is read."""
 
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -21,6 +21,18 @@ _MOST_DIGITS = 400  # of a number as a text
 _NUMBER = re.compile(
   r'[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?'
 )
+BOX = re.compile(r'\\boxed\s*\{')
+# A backslash and what it escapes come first, so that \{ counts as no brace.
+_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)
+# What denies an expression, or hides it. Readers of numbers pass over it.
+DENIED = re.compile(
+  r'\\(?:neq?|not|neg|lnot|notin|n(?:sim|cong|eqq|leq?|geq?|less|gtr)|n?exists'
+  r'|forall|[hv]?phantom|b?cancel|xcancel|sout)(?![a-zA-Z])'
+  r'|\\(?:text|mathrm|mbox)\s*\{\s*not\b'
+  '|[\u2260\u00ac\u2203\u2204\u2200]'
+)
+_ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
+BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
 
 
 class Answer(NamedTuple):
@@ -164,3 +176,47 @@ def last(items: Iterable[_Item]) -> _Item | None:
 def end_of(completion: str) -> str:
   """The last `MOST_CHARACTERS` characters; answers stand at the end."""
   return completion[-MOST_CHARACTERS:]
+
+
+def last_box(text: str) -> str | None:
+  r"""What the last \boxed{} of a text holds.
+
+  The time is linear in the length of the text.
+
+  >>> last_box(r'\boxed{1}, no: \boxed{\{2, 3\}}')
+  '\\{2, 3\\}'
+
+  Args:
+    text: any text.
+
+  Returns:
+    The text between the braces of the last box, with the braces inside it; None
+    if there is no box, or no brace that closes the last one.
+  """
+  # The place of the last box is sought from the end: a text of 100,000 open
+  # boxes costs no more than one.
+  start = text.rfind('\\boxed')
+  opening = BOX.match(text, start) if start >= 0 else None
+  if opening is None:
+    return None
+  depth = 1
+  for token in _BRACE.finditer(text, opening.end()):
+    depth += {'{': 1, '}': -1}.get(token.group(), 0)
+    if not depth:
+      return text[opening.end() : token.start()]
+  return None
+
+
+def bare(text: str) -> str:
+  """A text without white space and dollar signs.
+
+  >>> bare('$1 + 2$')
+  '1+2'
+
+  Args:
+    text: any text.
+
+  Returns:
+    The rest of the text.
+  """
+  return ''.join(text.split()).replace('$', '')

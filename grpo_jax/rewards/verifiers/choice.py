@@ -7,7 +7,6 @@ import unicodedata
 
 from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
-from grpo_jax.rewards.verifiers import boxed
 
 _MARK = r'[(\[{*_"\'`]*+'
 _CLOSED = r'[)\]}*_"\'`]*+'
@@ -75,7 +74,6 @@ _NAMED = re.compile(
   r'(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|letter)(?:\s+is\b)?)'
   r'[\s:*_]+(?=[(\[*_]*[A-Z](?![a-zA-Z]))'
 )
-_BOX = re.compile(r'\\boxed\s*\{')
 
 
 def _check_choices(choices: str = 'ABCD') -> None:
@@ -191,13 +189,13 @@ def _is_bare(line: str) -> bool:
 
 def _boxed(text: str, choices: str) -> str | None:
   """The letter of the last box, unless boxes beside it have others."""
-  box = boxed.last_box(text)
+  box = _shared.last_box(text)
   if box is None or _lists(box, choices):
     return None
   letter = _letter(_BRACED.sub(r'\1', box), choices)
   before = text[: text.rindex('\\boxed')]
   start = before.rfind('\\boxed')
-  if start >= 0 and (opening := _BOX.match(before, start)):
+  if start >= 0 and (opening := _shared.BOX.match(before, start)):
     inside, closed, between = before[opening.end() :].partition('}')
     near = closed and re.fullmatch(
       r'(?:[\s$,;/|&.)(\\]|and|or){0,20}', between[:21]
