@@ -12,6 +12,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import inspect
+import operator
 import time
 from typing import Any
 from typing import NamedTuple
@@ -51,15 +52,8 @@ class RewardCall:
 
   def start(self) -> Any:
     """The function's result, or the coroutine that an async one returns."""
-    # Copies, because a function may empty the lists that it is given.
-    arguments = [
-      list(items) for items in (self.prompts, self.completions, self.examples)
-    ]
-    # A call that takes no lists has one row; see `_spans`.
-    if not takes_lists(self.reward.function):
-      arguments = [items[0] for items in arguments]
     try:
-      return self.reward.function(*arguments, **self.reward.kwargs)
+      return self.reward.function(*self._arguments(), **self.reward.kwargs)
     except KeyboardInterrupt:  # of a person, or of a signal
       raise
     except BaseException as error:  # `sys.exit` raises what is no Exception
@@ -67,16 +61,16 @@ class RewardCall:
 
   def in_worker(self) -> Call:
     """This call as workers make it."""
-    lists = takes_lists(self.reward.function)
-    arguments: tuple[Any, Any, Any] = (
-      self.prompts,
-      self.completions,
-      self.examples,
-    )
-    if not lists:
-      arguments = self.prompts[0], self.completions[0], self.examples[0]
     function = self.reward.imported_as or self.reward.function
-    return Call(function, arguments, lists, self.reward.kwargs)
+    lists = takes_lists(self.reward.function)
+    return Call(function, self._arguments(), lists, self.reward.kwargs)
+
+  def _arguments(self) -> tuple[Any, Any, Any]:
+    """Prompt, completion and example; or lists of them, for such a function."""
+    # Copies, because a function may empty the lists that it is given. A call
+    # that takes no lists has one row; see `_spans`.
+    take = list if takes_lists(self.reward.function) else operator.itemgetter(0)
+    return take(self.prompts), take(self.completions), take(self.examples)
 
   async def finish(self, result: Awaitable[Any]) -> Any:
     """What the coroutine of an async function returns."""

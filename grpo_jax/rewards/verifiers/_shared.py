@@ -72,11 +72,11 @@ def answers(reward: str, example: Mapping[str, Any]) -> tuple[Answer, ...]:
       f' fields {sorted(example)}; set config.data.answer_field to the field'
       ' that holds the answer.'
     )
-  given = _plain(example['answer'])
+  given = _python_value(example['answer'])
   items = list(given) if isinstance(given, list | tuple | Set) else [given]
   if not items:
     raise unusable(reward, 'at least one item', given)
-  return tuple(_answer(reward, _plain(item)) for item in items)
+  return tuple(_answer(reward, _python_value(item)) for item in items)
 
 
 def unusable(reward: str, required: str, given: Any) -> ValueError:
@@ -96,7 +96,7 @@ def unusable(reward: str, required: str, given: Any) -> ValueError:
   )
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
   """A value of NumPy and bytes as Python has them."""
   if isinstance(value, bytes):
     return value.decode('utf-8', 'backslashreplace')
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
       getattr(value.dtype, 'kind', '') == 'f'
     ):  # a float32 of 0.1 is meant to be 0.1
       return float(str(value))
-    return _plain(value.item())
+    return _python_value(value.item())
   return value
 
 
@@ -220,3 +220,10 @@ def bare(text: str) -> str:
     The rest of the text.
   """
   return ''.join(text.split()).replace('$', '')
+
+
+def plain(value: Any) -> Any:
+  """Dicts and lists, of a ConfigDict too."""
+  if isinstance(value, Mapping):
+    return {key: plain(value[key]) for key in value}
+  return [*map(plain, value)] if isinstance(value, list | tuple) else value

@@ -5,7 +5,7 @@ import re
 from typing import Any
 import unicodedata
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _shared
 
 _MARK = r'[(\[{*_"\'`]*+'
@@ -80,8 +80,8 @@ def _check_choices(choices: str = 'ABCD') -> None:
   _patterns(str(choices))
 
 
-@_marks.bounded
-@_marks.checked(_check_choices)
+@_base.bounded
+@_base.checked(_check_choices)
 def multiple_choice(
   prompt: str,
   completion: str,

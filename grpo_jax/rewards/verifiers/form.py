@@ -12,7 +12,7 @@ from typing import Any
 import unicodedata
 
 from grpo_jax.config import plain_text
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _shared
 
 
@@ -44,8 +44,8 @@ def _checked(
   return given
 
 
-@_marks.bounded
-@_marks.checked(_checked)
+@_base.bounded
+@_base.checked(_checked)
 def completion_length(
   prompt: str,
   completion: str,
@@ -115,8 +115,8 @@ def _check_tags(
   _form(_names(tags))
 
 
-@_marks.bounded
-@_marks.checked(_check_tags)
+@_base.bounded
+@_base.checked(_check_tags)
 def format_tags(
   prompt: str,
   completion: str,
@@ -213,7 +213,7 @@ def _check_regex(regex: str, full: bool = False, flags: str = '') -> None:
   _compiled(regex, flags)
 
 
-@_marks.checked(_check_regex)
+@_base.checked(_check_regex)
 def regular_expression(
   prompt: str,
   completion: str,
@@ -321,8 +321,8 @@ def _check_schema(schema: Mapping[str, Any] | None = None) -> None:
   _validator(_text_of({} if schema is None else schema))
 
 
-@_marks.imports(_check_schema)
-@_marks.checked(_check_schema)
+@_base.imports(_check_schema)
+@_base.checked(_check_schema)
 def json_schema(
   prompt: str,
   completion: str,
@@ -401,16 +401,9 @@ def _texts_of(schema: Any, example: dict[str, Any]) -> list[str]:
 def _text_of(schema: Any) -> str:
   """A schema as text, which can be the key of a cache."""
   try:
-    return json.dumps(_plain(schema))
+    return json.dumps(_shared.plain(schema))
   except (TypeError, ValueError, RecursionError) as error:
     raise _invalid(plain_text.named(error)) from error
-
-
-def _plain(schema: Any) -> Any:
-  """Dicts and lists, of a ConfigDict too."""
-  if isinstance(schema, Mapping):
-    return {key: _plain(schema[key]) for key in schema}
-  return [*map(_plain, schema)] if isinstance(schema, list | tuple) else schema
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards.verifiers import _shared
 
@@ -100,8 +100,8 @@ def _check(tag: str | None = 'answer', require_tag: bool = False) -> None:
     )
 
 
-@_marks.checked(_check)
-@_marks.confined(prepare=prepare, bounds=(0.0, 1.0))
+@_base.checked(_check)
+@_base.confined(prepare=prepare, bounds=(0.0, 1.0))
 def reasoning_gym(
   prompt: str,
   completion: str,
@@ -143,7 +143,7 @@ def reasoning_gym(
       not installed, or the record is of another source.
   """
   del prompt
-  if not _marks.is_confined:
+  if not _base.is_confined:
     raise ValueError(
       'The reward reasoning_gym judges in confined workers only, because some'
       ' of its verifiers run what a model writes, and it was called in the'

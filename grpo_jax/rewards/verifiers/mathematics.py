@@ -17,7 +17,7 @@ from typing import Any
 from typing import NamedTuple
 import unicodedata
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _notation
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import _units
@@ -68,8 +68,8 @@ def _import() -> None:
   _is_equal('\\frac{1}{2}+x', '0.5+x')
 
 
-@_marks.imports(_import)
-@_marks.checked(_check)
+@_base.imports(_import)
+@_base.checked(_check)
 def math_equivalence(
   prompt: str,
   completion: str,

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _around
 from grpo_jax.rewards.verifiers import _shared
 
@@ -75,7 +75,7 @@ _VULGARS = re.compile(f'([0-9])?([{"".join(_VULGAR)}])')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
 
-@_marks.bounded
+@_base.bounded
 def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the last number of the completion is the last of the answer, else 0.
 
@@ -105,7 +105,7 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   return float(_last(_shared.end_of(completion)) in wanted)
 
 
-@_marks.bounded
+@_base.bounded
 def gsm8k(
   prompt: str,
   completion: str,
@@ -180,8 +180,8 @@ def _tolerances(
   return Fraction(absolute_tolerance), Fraction(relative_tolerance)
 
 
-@_marks.bounded
-@_marks.checked(_tolerances)
+@_base.bounded
+@_base.checked(_tolerances)
 def number(
   prompt: str,
   completion: str,

@@ -2,11 +2,11 @@ r"""Answers compared as text: whole, or in the last \boxed{}."""
 
 from typing import Any
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _shared
 
 
-@_marks.bounded
+@_base.bounded
 def exact_match(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the completion is the reference answer, else 0.
 
@@ -39,7 +39,7 @@ def exact_match(prompt: str, completion: str, example: dict[str, Any]) -> float:
   )
 
 
-@_marks.bounded
+@_base.bounded
 def boxed_text(prompt: str, completion: str, example: dict[str, Any]) -> float:
   r"""1 if the last \boxed{} of completion and answer are the same text, else 0.
 
