@@ -269,21 +269,24 @@ def resolve(name: str) -> Callable[..., Any]:
   Raises:
     ValueError: Nothing is found under the name.
   """
-  if ':' in name:
-    return import_by_name.imported(name, f'The reward {name!r}')
-  # They import this module, so not at the top.
-  from grpo_jax.rewards import model_judge
-  from grpo_jax.rewards import verifiers
-
-  builtin = {key: getattr(verifiers, key) for key in verifiers.__all__}
-  builtin['http_judge'] = model_judge.http_judge
-  if name not in builtin:
+  place = name
+  if name in _OWN:
+    place = f'grpo_jax.rewards:{name}'
+  elif ':' not in name:
     raise ValueError(
-      f'There is no reward {name!r}{import_by_name.nearest(name, builtin)}; '
-      f"pass one of {sorted(builtin)}, or 'module:function' for one of your "
-      'own.'
+      f'There is no reward {name!r}{import_by_name.nearest(name, _OWN)}; '
+      f"pass one of {sorted(_OWN)}, or 'module:function' for one of your own."
     )
-  return builtin[name]
+  return import_by_name.imported(place, f'The reward {name!r}')
+
+
+# The reward functions of this package. They are imported by name, because
+# their modules import this one.
+_OWN = (
+  'boxed_text', 'completion_length', 'exact_match', 'format_tags', 'gsm8k',
+  'http_judge', 'json_schema', 'last_number', 'math_equivalence',
+  'multiple_choice', 'number', 'reasoning_gym', 'regular_expression',
+)  # fmt: skip
 
 
 def check_arguments(
