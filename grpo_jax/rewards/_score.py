@@ -183,7 +183,7 @@ def make_here(
       begun = time.monotonic()
       results.append(call.start())
       secs.append(time.monotonic() - begun)
-    finished = _finish_all(calls, results, secs, max_concurrency)
+    _await_all(calls, results, secs, max_concurrency)
   finally:
     for result in results:
       if inspect.iscoroutine(result):
@@ -192,21 +192,21 @@ def make_here(
         result.close()
   return [
     (call, call.outcomes(result, took))
-    for call, result, took in zip(calls, finished, secs, strict=True)
+    for call, result, took in zip(calls, results, secs, strict=True)
   ]
 
 
-def _finish_all(
+def _await_all(
   calls: Sequence[RewardCall],
-  results: Sequence[Any],
+  results: list[Any],
   secs: list[float],
   max_concurrency: int,
-) -> list[Any]:
-  """The results of all calls; those of async functions are awaited together.
+) -> None:
+  """Awaits the results of async functions, together, in their places.
 
   Args:
     calls: In this process.
-    results: What each call has returned.
+    results: What each call has returned; what was awaited takes its place.
     secs: How long each took; the time of waiting is added.
     max_concurrency: See `score`.
   """
@@ -214,21 +214,17 @@ def _finish_all(
   async def finish(semaphore, place):
     async with semaphore:
       begun = time.monotonic()
-      value = await calls[place].finish(results[place])
+      results[place] = await calls[place].finish(results[place])
       secs[place] += time.monotonic() - begun
-      return value
 
   async def finish_all():
     semaphore = asyncio.Semaphore(max_concurrency)
-    return await asyncio.gather(
-      *(finish(semaphore, place) for place in waiting)
-    )
+    await asyncio.gather(*(finish(semaphore, place) for place in waiting))
 
   waiting = [i for i, item in enumerate(results) if inspect.isawaitable(item)]
-  finished = list(results)
   if waiting:
     try:
-      values = _run(finish_all)
+      _run(finish_all)
     except (Exception, KeyboardInterrupt):
       raise
     except BaseException as error:
@@ -239,9 +235,6 @@ def _finish_all(
         f'{plain_text.named(error)}; correct the function, or let it '
         'return None for completions that it cannot judge.'
       ) from error
-    for i, value in zip(waiting, values, strict=True):
-      finished[i] = value
-  return finished
 
 
 def _ended_from_outside(error: BaseException) -> bool:
