@@ -296,7 +296,7 @@ def readable(text: str) -> str:
   Returns:
     The text, with these replaced.
   """
-  text = _of_unicode(text)
+  text = _with_commands(text)
   for pattern, other in _SPELLINGS:
     text = pattern.sub(other, text)
   text = _THOUSANDS.sub(lambda one: re.sub(r'[^\d]', '', one[0]), text.strip())
@@ -399,7 +399,7 @@ def _primes(found: re.Match[str]) -> int:
   return len(re.findall(r"'|\u2019|\u2032|\\prime", found.group(2)))
 
 
-def _of_unicode(text: str) -> str:
+def _with_commands(text: str) -> str:
   """A text with the commands of LaTeX for signs that have some."""
   if text.isascii():
     return text

@@ -142,7 +142,7 @@ def _settled(text: str, choices: str) -> str | None:
     return _boxed(text, choices)
   statements = list(_STATEMENT.finditer(text))
   if not statements:
-    return _of_last_line(text, choices)
+    return _last_line_letter(text, choices)
   statement = statements[-1]
   if _NOT_MEANT.search(text, max(0, statement.start() - 40), statement.start()):
     return None
@@ -164,7 +164,7 @@ def _settled(text: str, choices: str) -> str | None:
   return letter
 
 
-def _of_last_line(text: str, choices: str) -> str | None:
+def _last_line_letter(text: str, choices: str) -> str | None:
   """The letter of the last line, unless it is one of a list."""
   lines = [line for line in text.rstrip()[-4000:].splitlines() if line.strip()][
     -2:

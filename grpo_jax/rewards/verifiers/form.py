@@ -318,7 +318,7 @@ _FENCE = re.compile(r'^```[^`\n]*$', re.MULTILINE)
 
 def _check_schema(schema: Mapping[str, Any] | None = None) -> None:
   # Without one, each example has its own; the package is needed for any.
-  _validator(_text_of({} if schema is None else schema))
+  _validator(_schema_text({} if schema is None else schema))
 
 
 @_base.imports(_check_schema)
@@ -360,7 +360,7 @@ def json_schema(
       valid.
   """
   del prompt
-  validators = [_validator(text) for text in _texts_of(schema, example)]
+  validators = [_validator(text) for text in _schema_texts(schema, example)]
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   try:
@@ -387,18 +387,18 @@ def _last_block(text: str) -> str:
   return block
 
 
-def _texts_of(schema: Any, example: dict[str, Any]) -> list[str]:
+def _schema_texts(schema: Any, example: dict[str, Any]) -> list[str]:
   """The schemas of an example, of which any must fit."""
   if schema is not None:
-    return [_text_of(schema)]
+    return [_schema_text(schema)]
   given = example.get('answer')
   items = given if isinstance(given, list | tuple) and given else [given]
   if any(isinstance(item, Mapping | bool) for item in items):
-    return [i if isinstance(i, str) else _text_of(i) for i in items]
+    return [i if isinstance(i, str) else _schema_text(i) for i in items]
   return [one.text for one in _shared.answers('json_schema', example)]
 
 
-def _text_of(schema: Any) -> str:
+def _schema_text(schema: Any) -> str:
   """A schema as text, which can be the key of a cache."""
   try:
     return json.dumps(_shared.plain(schema))

@@ -297,7 +297,7 @@ def _is_whole(text: str, found: re.Match[str]) -> bool:
 def _last_rich(text: str) -> Fraction | None:
   text = _around.without_powers(text)
   box = _box(text)
-  text = _VULGARS.sub(_of_character, text if box is None else box)
+  text = _VULGARS.sub(_spelled_fraction, text if box is None else box)
   text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
   text = _POWER_OF_TEN.sub('1*10', text.replace('\u2044', '/'))
   text = _FRAC.sub(_quotient, text.replace('{,}', ','))
@@ -310,7 +310,7 @@ def _last_rich(text: str) -> Fraction | None:
   return _rich(found)
 
 
-def _of_character(found: re.Match[str]) -> str:
+def _spelled_fraction(found: re.Match[str]) -> str:
   """A fraction that is one character, behind the digits of a mixed number."""
   digit, character = found.groups()
   return f'{digit} {_VULGAR[character]}' if digit else _VULGAR[character]
