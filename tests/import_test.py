@@ -88,7 +88,7 @@ HEAVY = {
   'pyarrow': set(),
   'array_record': set(),
   'tensorflow_datasets': {'data'},  # its builders are classes of it
-  'rich': set(),
+  'rich': {'monitor'},  # by the live display, which `screen` imports
   'tensorboardX': set(),
   'wandb': set(),
   'scipy': set(),
@@ -229,6 +229,7 @@ HEAVIER = (
       {
         'data': {'data', 'config'},
         'rewards': {'rewards', 'config'},
+        'monitor': {'monitor', 'config'},
       },
       ('jax', *HEAVIER),
     ),

@@ -11,7 +11,6 @@ what cannot be written leads to one warning, what cannot be drawn is left out.
 
 from grpo_jax.monitor.alarms import Alarms
 from grpo_jax.monitor.alarms import Limits
-from grpo_jax.monitor.display import About
 from grpo_jax.monitor.formatting import Sample
 from grpo_jax.monitor.monitor import Monitor
 from grpo_jax.monitor.monitor import Options
@@ -19,6 +18,7 @@ from grpo_jax.monitor.monitor import Quiet
 from grpo_jax.monitor.screen import Screen
 from grpo_jax.monitor.screen import quiet
 from grpo_jax.monitor.table import GROUPS
+from grpo_jax.monitor.table import About
 from grpo_jax.monitor.table import Row
 
 __all__ = [

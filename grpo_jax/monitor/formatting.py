@@ -2,11 +2,15 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Sequence
 import math
 import time
 from typing import NamedTuple
 
+Points = Sequence[tuple[float, float]]  # (rollout, value), oldest first
+
 _LETTERS = ' kMGT'  # of a thousand, a million and so on
+_DIGITS = {0.1: 4, 10: 3, 1e3: 1, 1e4: 0}  # behind the point, below a size
 _DURATIONS = 20  # steps in the moving average
 
 
@@ -27,14 +31,9 @@ def number(value: float) -> str:
     return f'{value:.0f}'
   if size < 1e-3 or size >= 1e15:
     return f'{value:.1e}'
-  if size < 0.1:
-    return f'{value:.4f}'
-  if size < 10:
-    return f'{value:.3f}'
-  if size < 1e3:
-    return f'{value:.1f}'
-  if size < 1e4:
-    return f'{value:.0f}'
+  for limit, digits in _DIGITS.items():
+    if size < limit:
+      return f'{value:.{digits}f}'
   # log10 rounds: just below 1e15 it is 15, for which there is no letter.
   power = min(int(math.log10(size)) // 3, len(_LETTERS) - 1)
   scaled = value / 10 ** (3 * power)
@@ -93,6 +92,19 @@ def seconds(secs: float) -> str:
   if secs >= 59.5:
     return duration(secs)
   return f'{secs:.1f} s' if secs < 9.95 else f'{secs:.0f} s'
+
+
+def at(step: int | None) -> str:
+  """The first words of a warning: after which rollout it came."""
+  return '' if step is None else f'rollout {step}: '
+
+
+def took(doing: str, secs_text: str) -> str:
+  """The line about something that is done."""
+  return f'  {doing:<{_DOING}} {secs_text:>7}'
+
+
+_DOING = 56  # columns
 
 
 class Pace:

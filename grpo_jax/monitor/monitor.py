@@ -10,14 +10,11 @@ from typing import NamedTuple
 
 from grpo_jax.config import plain_text
 from grpo_jax.monitor import alarms
+from grpo_jax.monitor import dashboards
 from grpo_jax.monitor import jsonl
 from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.monitor import table
-from grpo_jax.monitor.display import About
-from grpo_jax.monitor.display import History
-from grpo_jax.monitor.display import Nothing
 from grpo_jax.monitor.formatting import Sample
-from grpo_jax.monitor.screen import Screen
 
 
 class Options(NamedTuple):
@@ -75,15 +72,14 @@ class Monitor:
     self._alarms = alarms.Alarms(options.limits, replays)
     self._warned: set[str] = set()  # sinks
     self._screen = screen or screen_lib.Screen(
-      screen_lib.of_mode(options.display, About(total_steps))
+      screen_lib.display_for(options.display, table.About(total_steps))
     )
     self._lines = jsonl.Lines(
       workdir / 'metrics.jsonl', resumed_step, self.warn, table.HISTORY
     )
     history = self._lines.take_history()
-    self._screen.remember(
-      History(self._lines.elapsed, lambda name: history.get(name, ()))
-    )
+    points = lambda name: history.get(name, ())
+    self._screen.remember(table.History(self._lines.elapsed, points))
     self._sinks = self._open_sinks(options, workdir, resumed_step, run_config)
 
   def __enter__(self) -> 'Monitor':
@@ -172,20 +168,15 @@ class Monitor:
         sink.close()
 
   def _open_sinks(self, options, workdir, resumed_step, run_config):
-    # Imported where they are used: W&B is optional, and both take time.
     sinks: dict[str, _Sink] = {}
     if options.tensorboard:
       with self._warning_once('TensorBoard'):
-        from grpo_jax.monitor import tensorboard
-
         first = 0 if resumed_step is None else resumed_step + 1
-        board = tensorboard.TensorBoard(workdir / 'tensorboard', first)
+        board = dashboards.TensorBoard(workdir / 'tensorboard', first)
         sinks['TensorBoard'] = _Sink(board.write, board.close)
     if options.wandb_project:
       with self._warning_once('Weights & Biases'):
-        from grpo_jax.monitor import wandb
-
-        run = wandb.Wandb(
+        run = dashboards.Wandb(
           workdir,
           options.wandb_project,
           options.wandb_mode,
@@ -220,7 +211,7 @@ class Quiet(Monitor):
   """
 
   def __init__(self, warn: Callable[[str], None]):
-    self._screen, self._tell = Screen(Nothing()), warn
+    self._screen, self._tell = screen_lib.Screen(screen_lib.Nothing()), warn
 
   def __exit__(self, kind, value, traceback) -> None:
     pass

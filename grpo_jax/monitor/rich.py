@@ -6,13 +6,14 @@ import textwrap
 import time
 from typing import Any
 
-from grpo_jax.monitor import display
+from rich.console import Console
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
 from grpo_jax.monitor import view as view_lib
-from grpo_jax.monitor.display import About
-from grpo_jax.monitor.display import History
-from grpo_jax.monitor.display import Scalars
 from grpo_jax.monitor.formatting import Sample
 
 _FRAMES_PER_SEC = 2
@@ -30,7 +31,6 @@ def console(force: bool) -> Any:
   Returns:
     A `rich.console.Console`.
   """
-  from rich.console import Console
 
   class Patient(Console):
     """Prints nothing more after a broken pipe; rich would end the process."""
@@ -56,7 +56,7 @@ class Rich:
     console: A `rich.console.Console`.
   """
 
-  def __init__(self, about: About, console: Any):
+  def __init__(self, about: table.About, console: Any):
     self.about, self._console = about, console
     self._error: Exception | None = None  # of the thread, not yet raised
     self._elapsed = lambda: 0.0
@@ -66,10 +66,10 @@ class Rich:
     self._began: float | None = None  # when what is being done began
     self._free = 0  # rows that the frame leaves free below it
     self._planned: tuple[Any, Any] = (None, None)  # what a plan is for, a plan
-    self._scalars: Scalars = {}
+    self._scalars: table.Scalars = {}
     self._view = view_lib.View(note=about.note)
 
-  def remember(self, history: History) -> None:
+  def remember(self, history: table.History) -> None:
     """Begins the curves with what earlier starts of the run have measured."""
     self._elapsed = history.elapsed
     self._curves = {
@@ -91,10 +91,10 @@ class Rich:
       # ask for a key then.
       self._stop(erase=True)
     if first:
-      self._print(display.took(doing, formatting.seconds(secs)), 'dim')
+      self._print(formatting.took(doing, formatting.seconds(secs)), 'dim')
 
   def write(
-    self, step: int, scalars: Scalars, samples: Sequence[Sample]
+    self, step: int, scalars: table.Scalars, samples: Sequence[Sample]
   ) -> None:
     """Shows a rollout's numbers and samples."""
     self._scalars = table.kept(self._scalars, scalars)
@@ -112,7 +112,7 @@ class Rich:
     )
 
   def progress(
-    self, label: str, step: int, total: int, scalars: Scalars
+    self, label: str, step: int, total: int, scalars: table.Scalars
   ) -> None:
     """Shows the numbers of a step that is no rollout, as in the warm-up."""
     named = {
@@ -128,7 +128,7 @@ class Rich:
 
   def warn(self, step: int | None, text: str) -> None:
     """Prints a warning above the frame; the frame shows the last three."""
-    text = display.at(step) + text
+    text = formatting.at(step) + text
     kept = (*self._view.warnings, text)[-_WARNINGS:]
     self._view = self._view._replace(warnings=kept)
     self._print(f'warning: {text}', 'yellow')
@@ -145,8 +145,6 @@ class Rich:
 
   def render(self) -> Any:
     """The frame of this moment, as a rich renderable."""
-    from rich.console import Group
-
     view, (width, height) = self._view, self._console.size
     height = max(1, height - self._free)
     # A plan is kept until what it depends on changes, about once a rollout:
@@ -190,8 +188,6 @@ class Rich:
     self._raise_error()
     if self._live is not None:
       return
-    from rich.live import Live
-
     keep_error = self._keep_error
 
     class Safe(Live):
@@ -238,8 +234,6 @@ class Rich:
       live.stop()
 
   def _print(self, text: str, style: str) -> None:
-    from rich.text import Text
-
     self._raise_error()
     width = self._console.size.width
     wrapped = [

@@ -138,6 +138,21 @@ class Still(NamedTuple):
   tolerance: float
 
 
+class About(NamedTuple):
+  """What a display knows of a run from its config alone."""
+
+  total_steps: int = 0  # rollouts of the whole run
+  still: Mapping[str, Still] = {}  # constant metrics
+  note: str = ''  # what a reader of the samples must know of the data
+
+
+class History(NamedTuple):
+  """What a run has measured so far, earlier starts included."""
+
+  elapsed: Callable[[], float]  # seconds of the run
+  points: Callable[[str], formatting.Points]  # of a metric, by rollout
+
+
 def groups(
   scalars: Scalars, fixed: Mapping[str, Still]
 ) -> dict[str, list[Shown]]:

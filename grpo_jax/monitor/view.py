@@ -6,15 +6,16 @@ from collections.abc import Sequence
 import itertools
 import math
 import textwrap
-from typing import Any
 from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
+from grpo_jax.monitor.formatting import Points
 from grpo_jax.monitor.formatting import Sample
 from grpo_jax.monitor.formatting import shorten
-
-Points = Sequence[tuple[float, float]]  # (rollout, value), oldest first
 
 _MOST_POINTS = 2000  # of a curve; more than a terminal has columns
 _BARS = ' ▁▂▃▄▅▆▇█'
@@ -50,7 +51,7 @@ class Tile(NamedTuple):
   more: str = ''  # such as the best value so far
 
 
-def text_of(one: Tile) -> str:
+def value_text(one: Tile) -> str:
   """The value of a tile in a few characters."""
   return '-' if one.value is None else formatting.number(one.value)
 
@@ -184,7 +185,7 @@ def columns(points: Points, width: int) -> list[float]:
 
 def tile(
   one: Tile, width: int, curve_lines: int, large: bool, axis: str
-) -> list[Any]:
+) -> list[Text]:
   """The lines of a tile: label, number, curve with its scale.
 
   Args:
@@ -198,9 +199,7 @@ def tile(
   Returns:
     `rich.text.Text` lines, none of them wider than `width`.
   """
-  from rich.text import Text
-
-  number = text_of(one)
+  number = value_text(one)
   finite = one.value is None or math.isfinite(one.value)
   strong = 'bold' if finite else 'bold red'
   drawn = (big(number) or ['', number, '']) if large else [number]
@@ -215,10 +214,8 @@ def tile(
 
 def _with_scale(
   points: Points, width: int, height: int, axis: str
-) -> list[Any]:
+) -> list[Text]:
   """A curve, its extremes beside it, its first and last rollout below it."""
-  from rich.text import Text
-
   if len(points) < 2:
     return [Text('') for _ in range(height + bool(axis))]
   values = columns(points, max(1, width - _SCALE))
@@ -339,7 +336,7 @@ def plan_for(view: View, width: int, height: int) -> Plan:
 
 def frame(
   view: View, width: int, height: int, plan: Plan | None = None
-) -> list[Any]:
+) -> list[Text]:
   """The lines of a frame.
 
   Args:
@@ -362,10 +359,8 @@ def frame(
   return lines
 
 
-def _lines(view: View, plan: Plan, width: int) -> list[Any]:
+def _lines(view: View, plan: Plan, width: int) -> list[Text]:
   """All parts of a frame, with an empty line after each."""
-  from rich.text import Text
-
   parts = [
     _head(view, width),
     _headline(view.tiles, view.label if plan.axis else '', plan, width),
@@ -380,10 +375,8 @@ def _lines(view: View, plan: Plan, width: int) -> list[Any]:
   return lines or [Text('')]
 
 
-def _head(view: View, width: int) -> list[Any]:
+def _head(view: View, width: int) -> list[Text]:
   """Count, bar, times; below them what is being done."""
-  from rich.text import Text
-
   lines = []
   if view.label:
     share = min(1.0, view.step / view.total) if view.total else 1.0
@@ -417,15 +410,15 @@ def _times(view: View, share: float, width: int) -> str:
 
 def _headline(
   tiles: Sequence[Tile], axis: str, plan: Plan, width: int
-) -> list[Any]:
+) -> list[Text]:
   """What matters most, side by side; below each other where it is narrow."""
-  from rich.text import Text
-
   if not tiles:
     return []
   room = (width - 2 * _INDENT - (len(tiles) - 1) * _GAP) // len(tiles)
   if room < _LEAST_TILE:
-    rows = [table.Shown(one.label, text_of(one), '', 0, True) for one in tiles]
+    rows = [
+      table.Shown(one.label, value_text(one), '', 0, True) for one in tiles
+    ]
     cell = max(1, width - 2 * _INDENT)
     return [Text(' ' * _INDENT).append_text(_cell(row, cell)) for row in rows]
   drawn = any(len(one.points) > 1 for one in tiles)
@@ -439,10 +432,8 @@ def _headline(
 
 def _grid(
   groups: Mapping[str, Sequence[table.Shown]], plan: Plan, width: int
-) -> list[Any]:
+) -> list[Text]:
   """The groups of metrics, in as many columns as the width has."""
-  from rich.text import Text
-
   blocks = []
   for heading, rows in groups.items():
     rows = [row for row in rows if row.rank <= plan.rank]
@@ -494,8 +485,8 @@ def _split(sizes: Sequence[int], number: int) -> list[slice]:
 
 
 def _beside(
-  columns: Sequence[Sequence[Any]], width: int, pitch: int
-) -> list[Any]:
+  columns: Sequence[Sequence[Text]], width: int, pitch: int
+) -> list[Text]:
   """Lines that have the columns side by side.
 
   Args:
@@ -503,8 +494,6 @@ def _beside(
     width: Columns of the terminal that the text of one may take.
     pitch: Columns from the start of one to the start of the next, less `_GAP`.
   """
-  from rich.text import Text
-
   lines = []
   for cells in itertools.zip_longest(*columns, fillvalue=Text('')):
     line = Text(' ' * _INDENT)
@@ -517,10 +506,8 @@ def _beside(
   return lines
 
 
-def _cell(row: table.Shown, width: int) -> Any:
+def _cell(row: table.Shown, width: int) -> Text:
   """Label, number, unit; the unit is spelled out where there is room."""
-  from rich.text import Text
-
   wide = width >= _WIDE_CELL
   unit = row.unit if wide else table.short(row.unit)
   last = _WIDE_UNIT if wide else _NARROW_UNIT
@@ -530,10 +517,8 @@ def _cell(row: table.Shown, width: int) -> Any:
   return line.append(f' {unit}', 'dim')
 
 
-def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Any]:
+def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Text]:
   """Each warning in as many lines as it needs, or cut to one."""
-  from rich.text import Text
-
   mark = ' ' * _INDENT + '! '
   lines = []
   for text in warnings:
@@ -549,11 +534,8 @@ def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Any]:
   return lines
 
 
-def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Any]:
+def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Text]:
   """A title, then reward, prompt and completion of each, on one line."""
-  from rich.cells import cell_len
-  from rich.text import Text
-
   if not samples:
     return []
   title = Text(' ' * _INDENT)

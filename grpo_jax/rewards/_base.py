@@ -1,20 +1,164 @@
-"""The types of a reward, and the function that a config names."""
+"""The types of a reward, the marks on functions, and functions by name."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
+import functools
 import inspect
 import math
 from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 from grpo_jax.config import importing as import_by_name
 from grpo_jax.config import plain_text
-from grpo_jax.rewards import _marks
-from grpo_jax.rewards import verifiers
 
-# Judges of this package whose modules import this one, so not at the top.
-_JUDGES = {'http_judge': 'grpo_jax.rewards.model_judge:http_judge'}
+BATCHED = 'takes_lists'
+BOUNDED = 'is_bounded'
+CHECK = 'check_arguments'
+IMPORTS = 'imports_first'
+LIMITS_ITSELF = 'limits_itself'
+CONFINED = 'prepares_confined'
+BOUNDS = 'confined_bounds'
+
+is_confined = False  # whether this process is one; `_worker.py` sets it
+
+_Function = TypeVar('_Function', bound=Callable[..., Any])
+
+
+def _marking(marks: Mapping[str, Any]) -> Callable[[_Function], _Function]:
+  """A decorator that sets attributes of a function.
+
+  It makes no wrapper, so that the name, signature and source of a function
+  stay.
+  """
+
+  def mark(function: _Function) -> _Function:
+    for name, value in marks.items():
+      setattr(function, name, value)
+    return function
+
+  return mark
+
+
+def batched(function: _Function) -> _Function:
+  """Marks a reward function that judges all completions in one call.
+
+  Use it for a reward that is cheaper for many completions together, such as a
+  reward model. The function takes lists of equal length and returns a list with
+  one value per completion, in the same order.
+
+  >>> @batched
+  ... def brevity(prompts, completions, examples):
+  ...   return [1.0 / (1 + len(completion)) for completion in completions]
+
+  Args:
+    function: `(prompts, completions, examples) -> sequence of float | None`,
+      plain or `async`.
+
+  Returns:
+    The same function, marked.
+  """
+  return _marking({BATCHED: True})(function)
+
+
+def bounded(function: _Function) -> _Function:
+  """Marks a reward function that no completion can keep busy.
+
+  Its time and memory grow at most linearly with the text, it runs no code that
+  it is given, and what waits has a limit of its own. A run calls it in its own
+  process, without the limits of workers, unless the config says otherwise.
+
+  >>> @bounded
+  ... def polite(prompt, completion, example):
+  ...   return float('please' in completion)
+
+  Args:
+    function: A reward function.
+
+  Returns:
+    The same function, marked.
+  """
+  return _marking({BOUNDED: True})(function)
+
+
+def checked(
+  check: Callable[..., Any],
+) -> Callable[[_Function], _Function]:
+  """Marks a reward function whose arguments can be checked before any call.
+
+  Args:
+    check: Called with the keyword arguments that a config gives. It raises a
+      ValueError if the function cannot work with them, and may return a
+      sentence to warn of; nothing else that it returns counts.
+
+  Returns:
+    A decorator, which returns the same function, marked.
+  """
+
+  return _marking({CHECK: check})
+
+
+def imports(
+  first: Callable[[], Any],
+) -> Callable[[_Function], _Function]:
+  """Marks a reward function that imports what takes long when it is needed.
+
+  Args:
+    first: Called in a worker before the function, once; its time does not count
+      as judging. It imports what the function needs.
+
+  Returns:
+    A decorator, which returns the same function, marked.
+  """
+
+  return _marking({IMPORTS: first})
+
+
+def limits_itself(function: _Function) -> _Function:
+  """Marks a reward function that ends the programs that it starts.
+
+  Their processor time is not counted in a worker, only time by the clock.
+  """
+  return _marking({LIMITS_ITSELF: True})(function)
+
+
+def confined(
+  prepare: Callable[[dict[str, Any]], Any],
+  bounds: tuple[float, float] | None = None,
+) -> Callable[[_Function], _Function]:
+  """Marks a reward function that must not judge in the process of the trainer.
+
+  It is for a judge that may do what a completion tells it to, such as one that
+  calls `eval`. `Workers` run each call of it in a process of its own, which
+  cannot write any file, read any but those of Python and of the system, reach
+  the network, or change what later calls find.
+
+  >>> @confined(prepare=lambda example: None)
+  ... def evaluated(prompt, completion, example):
+  ...   return float(eval(completion) == example['answer'])
+
+  Args:
+    prepare: Called with the example in the worker, before it is confined: it
+      imports and reads what the function needs, and keeps it. It never sees the
+      completion, and its time does not count as judging.
+    bounds: The least and the most that the function means to return; None for
+      any number. The worker checks it outside the confined process, and what
+      lies outside has failed: so a completion that talks its judge into a
+      reward gets no more than the best one.
+
+  Returns:
+    A decorator, which returns the same function, marked.
+  """
+
+  return _marking({CONFINED: prepare, BOUNDS: bounds})
+
+
+def mark_of(function: Any, mark: str) -> Any:
+  """The value of a mark, also of a function with some arguments given."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return getattr(function, mark, None)
 
 
 class RewardError(ValueError):
@@ -125,19 +269,24 @@ def resolve(name: str) -> Callable[..., Any]:
   Raises:
     ValueError: Nothing is found under the name.
   """
-  if ':' in name:
-    return import_by_name.imported(name, f'The reward {name!r}')
-  if name in _JUDGES:
-    return import_by_name.imported(_JUDGES[name], f'The reward {name!r}')
-  builtin = {key: getattr(verifiers, key) for key in verifiers.__all__}
-  builtin |= _JUDGES
-  if name not in builtin:
+  place = name
+  if name in _OWN:
+    place = f'grpo_jax.rewards:{name}'
+  elif ':' not in name:
     raise ValueError(
-      f'There is no reward {name!r}{import_by_name.nearest(name, builtin)}; '
-      f"pass one of {sorted(builtin)}, or 'module:function' for one of your "
-      'own.'
+      f'There is no reward {name!r}{import_by_name.nearest(name, _OWN)}; '
+      f"pass one of {sorted(_OWN)}, or 'module:function' for one of your own."
     )
-  return builtin[name]
+  return import_by_name.imported(place, f'The reward {name!r}')
+
+
+# The reward functions of this package. They are imported by name, because
+# their modules import this one.
+_OWN = (
+  'boxed_text', 'completion_length', 'exact_match', 'format_tags', 'gsm8k',
+  'http_judge', 'json_schema', 'last_number', 'math_equivalence',
+  'multiple_choice', 'number', 'reasoning_gym', 'regular_expression',
+)  # fmt: skip
 
 
 def check_arguments(
@@ -171,9 +320,9 @@ def check_arguments(
         f' {name}{str(signature).split(" ->")[0]}: {plain_text.said(error)};'
         ' give arguments that it has besides the first three.'
       ) from error
-  check = getattr(function, _marks.CHECK, None)
+  check = getattr(function, CHECK, None)
   try:
-    return (check(**kwargs) if check else None) or ''
+    said = check(**kwargs) if check else None
   except ValueError:  # a sentence about the arguments
     raise
   except Exception as error:
@@ -181,13 +330,14 @@ def check_arguments(
       f'{where}={dict(kwargs)} cannot be used ({plain_text.named(error)});'
       ' give values of the kind that the function needs.'
     ) from error
+  return said if isinstance(said, str) else ''
 
 
 def is_bounded(function: Callable[..., Any]) -> bool:
   """Whether a function is marked by `bounded`."""
-  return bool(_marks.of(function, _marks.BOUNDED))
+  return bool(mark_of(function, BOUNDED))
 
 
 def takes_lists(function: Callable[..., Any]) -> bool:
   """Whether a function is marked by `batched`."""
-  return bool(_marks.of(function, _marks.BATCHED))
+  return bool(mark_of(function, BATCHED))

@@ -363,6 +363,14 @@ def cpu_secs(root: int) -> float | None:
   return ticks / os.sysconf('SC_CLK_TCK') if told else None
 
 
+def signal_name(number: int) -> str:
+  """'SIGKILL', of 9."""
+  try:
+    return signal.Signals(number).name
+  except ValueError:  # a real-time signal
+    return str(number)
+
+
 def end_all(child: int) -> None:
   """Ends every process below this one, however it was started.
 

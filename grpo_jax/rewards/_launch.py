@@ -15,7 +15,8 @@ import time
 from typing import Any
 from typing import NamedTuple
 
-_GUARD = str(pathlib.Path(__file__).with_name('_guard.py'))
+from grpo_jax.rewards import _guard
+
 _MARK = 'GRPO_JAX_GUARDED'
 _PATIENCE_SECS = 0.5  # until a guard that does not answer is ended itself
 
@@ -88,7 +89,14 @@ class Guarded:
       raise
     try:
       self._process = subprocess.Popen(
-        [sys.executable, '-I', '-S', _GUARD, str(control), str(status)],
+        [
+          sys.executable,
+          '-I',
+          '-S',
+          _guard.__file__,
+          str(control),
+          str(status),
+        ],
         pass_fds=(control, status, *fds),
         start_new_session=True,
         env={**guard_env, _MARK: self._mark},
@@ -156,15 +164,8 @@ class Guarded:
       return Ended('signal SIGKILL', None)
     code = os.waitstatus_to_exitcode(said['status'])
     if code < 0:
-      return Ended(f'signal {_signal_name(-code)}', None)
+      return Ended(f'signal {_guard.signal_name(-code)}', None)
     return Ended(f'exit {code}' if code else '', code)
-
-
-def _signal_name(number: int) -> str:
-  try:
-    return signal.Signals(number).name
-  except ValueError:  # a real-time signal
-    return str(number)
 
 
 def _sweep(mark: str) -> None:

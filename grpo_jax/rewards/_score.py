@@ -12,6 +12,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import inspect
+import operator
 import time
 from typing import Any
 from typing import NamedTuple
@@ -51,15 +52,8 @@ class RewardCall:
 
   def start(self) -> Any:
     """The function's result, or the coroutine that an async one returns."""
-    # Copies, because a function may empty the lists that it is given.
-    arguments = [
-      list(items) for items in (self.prompts, self.completions, self.examples)
-    ]
-    # A call that takes no lists has one row; see `_spans`.
-    if not takes_lists(self.reward.function):
-      arguments = [items[0] for items in arguments]
     try:
-      return self.reward.function(*arguments, **self.reward.kwargs)
+      return self.reward.function(*self._arguments(), **self.reward.kwargs)
     except KeyboardInterrupt:  # of a person, or of a signal
       raise
     except BaseException as error:  # `sys.exit` raises what is no Exception
@@ -67,16 +61,16 @@ class RewardCall:
 
   def in_worker(self) -> Call:
     """This call as workers make it."""
-    lists = takes_lists(self.reward.function)
-    arguments: tuple[Any, Any, Any] = (
-      self.prompts,
-      self.completions,
-      self.examples,
-    )
-    if not lists:
-      arguments = self.prompts[0], self.completions[0], self.examples[0]
     function = self.reward.imported_as or self.reward.function
-    return Call(function, arguments, lists, self.reward.kwargs)
+    lists = takes_lists(self.reward.function)
+    return Call(function, self._arguments(), lists, self.reward.kwargs)
+
+  def _arguments(self) -> tuple[Any, Any, Any]:
+    """Prompt, completion and example; or lists of them, for such a function."""
+    # Copies, because a function may empty the lists that it is given. A call
+    # that takes no lists has one row; see `_spans`.
+    take = list if takes_lists(self.reward.function) else operator.itemgetter(0)
+    return take(self.prompts), take(self.completions), take(self.examples)
 
   async def finish(self, result: Awaitable[Any]) -> Any:
     """What the coroutine of an async function returns."""
@@ -189,7 +183,7 @@ def make_here(
       begun = time.monotonic()
       results.append(call.start())
       secs.append(time.monotonic() - begun)
-    finished = _finish_all(calls, results, secs, max_concurrency)
+    _await_all(calls, results, secs, max_concurrency)
   finally:
     for result in results:
       if inspect.iscoroutine(result):
@@ -198,21 +192,21 @@ def make_here(
         result.close()
   return [
     (call, call.outcomes(result, took))
-    for call, result, took in zip(calls, finished, secs, strict=True)
+    for call, result, took in zip(calls, results, secs, strict=True)
   ]
 
 
-def _finish_all(
+def _await_all(
   calls: Sequence[RewardCall],
-  results: Sequence[Any],
+  results: list[Any],
   secs: list[float],
   max_concurrency: int,
-) -> list[Any]:
-  """The results of all calls; those of async functions are awaited together.
+) -> None:
+  """Awaits the results of async functions, together, in their places.
 
   Args:
     calls: In this process.
-    results: What each call has returned.
+    results: What each call has returned; what was awaited takes its place.
     secs: How long each took; the time of waiting is added.
     max_concurrency: See `score`.
   """
@@ -220,21 +214,17 @@ def _finish_all(
   async def finish(semaphore, place):
     async with semaphore:
       begun = time.monotonic()
-      value = await calls[place].finish(results[place])
+      results[place] = await calls[place].finish(results[place])
       secs[place] += time.monotonic() - begun
-      return value
 
   async def finish_all():
     semaphore = asyncio.Semaphore(max_concurrency)
-    return await asyncio.gather(
-      *(finish(semaphore, place) for place in waiting)
-    )
+    await asyncio.gather(*(finish(semaphore, place) for place in waiting))
 
   waiting = [i for i, item in enumerate(results) if inspect.isawaitable(item)]
-  finished = list(results)
   if waiting:
     try:
-      values = _run(finish_all)
+      _run(finish_all)
     except (Exception, KeyboardInterrupt):
       raise
     except BaseException as error:
@@ -245,9 +235,6 @@ def _finish_all(
         f'{plain_text.named(error)}; correct the function, or let it '
         'return None for completions that it cannot judge.'
       ) from error
-    for i, value in zip(waiting, values, strict=True):
-      finished[i] = value
-  return finished
 
 
 def _ended_from_outside(error: BaseException) -> bool:

@@ -5,36 +5,45 @@ batched)`; `function` is a name for `rewards.resolve`, or a pickle of a
 function. Without arguments it is imported, and nothing is answered. Otherwise
 the first answer says that the function is there: importing it may
 take long, and is not counted as judging, nor is what a function has marked by
-`_marks.imports`. The second has the values. Answers are
+`rewards.imports`. The second has the values. Answers are
 JSON and no pickles, so that a judge cannot make the trainer run anything, and
 begin with the nonce, so that what a judge itself writes to the pipe is no
 answer.
 
-A worker for functions with the mark `confined` makes each call in a process of
-its own, as `_apart.py` tells.
+A worker for functions with the mark `confined` imports a judge once, and forks
+for each call. The child is confined (see `_confine.py`) before it sees the
+completion, and ends with the call. So whatever it does, the next call finds the
+worker as it was, and a call that has to be ended costs no new import. The
+answer of the child begins with a word that is drawn for the call, so that
+nobody answers who only writes to the pipe. Code that the judge evaluates runs
+in the same process, and can find the word there if it looks for it. A worker
+has one thread and does not run JAX, so it may fork.
 """
 
 import asyncio
+from collections.abc import Callable
 import contextlib
 import fcntl
 import functools
+import gc
 import inspect
 import json
 import math
 import os
 import pickle
 import resource
+import secrets
+import select
 import signal
 import struct
 import sys
 import threading
+import time
 from typing import Any
 
 from grpo_jax.config import plain_text
-from grpo_jax.rewards import _apart
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
-from grpo_jax.rewards import _marks
 
 HEADER = struct.Struct('<16sQ')
 READY = bytes(16)  # the nonce of the first words, before any request
@@ -51,13 +60,13 @@ def main(
   Args:
     requests: The end of a pipe to read from.
     answers: The end of a pipe to write to.
-    confined: The arguments of `_apart.Apart`, to make each call apart.
+    confined: The arguments of `_Apart`, to make each call apart.
   """
   if sys.platform == 'linux':
     _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
   requests, answers = map(_private, (requests, answers))
   functions: dict[str | bytes, Any] = {}
-  apart = None if confined is None else _apart.Apart(**confined)
+  apart = None if confined is None else _Apart(**confined)
   _send(answers, READY, {})
   mine, is_mine = os.getpid(), os.fstat(answers).st_ino
   while True:
@@ -75,7 +84,7 @@ def main(
       arguments, kwargs = pickle.loads(arguments)
       if apart is not None:
         _prepare(function, arguments[2], batched)
-      own = bool(_marks.of(function, _marks.LIMITS_ITSELF))
+      own = bool(_base.mark_of(function, _base.LIMITS_ITSELF))
       used = sum(os.times()[:4])  # by imports, and by the calls before
       called = {'called': True, 'limits_itself': own, 'cpu_secs': used}
       _send(answers, nonce, called)
@@ -85,7 +94,7 @@ def main(
       answer = call() if apart is None else apart.call(call)
       if apart is not None and 'values' in answer:
         values = _values(answer['values'], rows or 1)
-        bounds = _marks.of(function, _marks.BOUNDS)
+        bounds = _base.mark_of(function, _base.BOUNDS)
         answer['values'] = [_within(value, bounds) for value in values]
     except BaseException as error:
       answer = {'failure': _failure(error)}
@@ -103,7 +112,7 @@ def main(
 
 def _prepare(function: Any, examples: Any, batched: bool) -> None:
   """Lets a function that is marked import and read what it needs."""
-  prepare = _marks.prepare_of(function)
+  prepare = _base.mark_of(function, _base.CONFINED)
   if prepare is not None:
     for example in examples if batched else [examples]:
       prepare(example)
@@ -155,7 +164,7 @@ def _send(answers: int, nonce: bytes, answer: dict[str, Any]) -> None:
 def _imported(function: str | bytes) -> Any:
   """A function, after all that it imports."""
   found = _loaded(function)
-  first = _marks.of(found, _marks.IMPORTS)
+  first = _base.mark_of(found, _base.IMPORTS)
   if first is not None:
     first()
   return found
@@ -308,3 +317,128 @@ def _has_children() -> bool:
     return True
   except ChildProcessError:
     return False
+
+
+_ANSWER_FD = 3
+_MOST_FDS = 4096
+_LOOK_SECS = 0.1  # between two looks at the processor time
+_MOST_BYTES = 1 << 26  # of an answer
+
+
+class _Apart:
+  """Makes calls in processes of their own.
+
+  Args:
+    limit_secs: The most processor time of a call.
+    wall_limit_secs: The longest that it may take by the clock.
+    readable: The paths that it may read.
+  """
+
+  def __init__(
+    self, limit_secs: float, wall_limit_secs: float, readable: list[str]
+  ):
+    # As in the script of the guard, where `_confine` finds it under this name.
+    sys.modules.setdefault('_guard', _guard)
+    from grpo_jax.rewards import _confine
+
+    self._limit_secs = limit_secs
+    self._wall_limit_secs = wall_limit_secs
+    _confine.give_up_privileges()
+    self._confinement = _confine.Confinement(readable)
+
+  def call(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a function returns in a child: 'values', or a 'failure'."""
+    out, into = os.pipe()
+    word = secrets.token_hex(16).encode()
+    gc.freeze()  # so that the child does not copy what lives here
+    child = os.fork()
+    if child == 0:
+      self._judge(function, into, word)
+    os.close(into)
+    try:
+      data, failure = self._read(out, child)
+    finally:
+      os.close(out)
+      os.kill(child, signal.SIGKILL)
+      _, status = os.waitpid(child, 0)
+    if failure:
+      return {'failure': failure}
+    if data and not data.startswith(word):
+      return {'failure': 'wrote to the pipe of answers'}
+    try:
+      answer = json.loads(data.removeprefix(word))
+      if 'failure' in answer:
+        return {'failure': str(answer['failure'])[:300]}
+      return {'values': list(answer['values'])}
+    except (ValueError, TypeError, KeyError, RecursionError):
+      if data:
+        return {'failure': 'wrote to the pipe of answers'}
+      return {'failure': _ending(status)}
+
+  def _judge(
+    self, function: Callable[[], dict[str, Any]], into: int, word: bytes
+  ) -> None:
+    """The child: it never returns."""
+    try:
+      os.chdir('/')
+      secs = int(self._limit_secs) + 1
+      resource.setrlimit(resource.RLIMIT_CPU, (secs, secs))
+      self._confinement.enter()
+      os.dup2(into, _ANSWER_FD)  # it may be that of the confinement until here
+      into = _ANSWER_FD
+      os.closerange(_ANSWER_FD + 1, _MOST_FDS)
+      _base.is_confined = True
+      answer = function()
+    except BaseException as error:
+      answer = {'failure': f'refused: {plain_text.named(error)}'[:300]}
+    try:
+      data = word + json.dumps(answer).encode() + b'\n'
+      while data:
+        data = data[os.write(into, data) :]
+    finally:
+      os._exit(0)
+
+  def _read(self, out: int, child: int) -> tuple[bytes, str]:
+    """The line that a child writes, or why there is none."""
+    until = time.monotonic() + self._wall_limit_secs
+    poll, data = select.poll(), b''
+    poll.register(out, select.POLLIN)
+    while not data.endswith(b'\n'):
+      used = _cpu_secs(child)
+      if used is None:  # the clock then counts
+        used = self._wall_limit_secs - (until - time.monotonic())
+      left = min(until - time.monotonic(), self._limit_secs - used)
+      if left <= 0:
+        return b'', 'time limit'
+      if not poll.poll(1000 * min(left, _LOOK_SECS)):
+        continue
+      read = os.read(out, 1 << 16)
+      if not read:
+        break
+      data += read
+      if len(data) > _MOST_BYTES:
+        return b'', 'wrote to the pipe of answers'
+    return data, ''
+
+
+def _cpu_secs(child: int) -> float | None:
+  """The processor time of a child and all below it; None where it is unknown.
+
+  A process that is new counts from its fork.
+  """
+  try:
+    # The clock of another process; see clock_getcpuclockid(3).
+    own = time.clock_gettime(~child << 3 | 2)
+  except OSError:
+    return None
+  return own + (_guard.cpu_secs(child) or 0.0)
+
+
+def _ending(status: int) -> str:
+  """How a child ended that has given no answer."""
+  code = os.waitstatus_to_exitcode(status)
+  if code >= 0:
+    return f'exit {code}'
+  if code == -signal.SIGXCPU:  # by the kernel, before this process looked
+    return 'time limit'
+  return f'signal {_guard.signal_name(-code)}'

@@ -8,6 +8,7 @@ the call goes on; a call that is late itself would leave out the completion. A
 run refuses to start otherwise.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import secrets
 import time
 from typing import Any
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome
 
@@ -90,8 +91,8 @@ def _limits(
   return sandbox.Limits(**given)
 
 
-@_marks.limits_itself
-@_marks.checked(_check)
+@_base.limits_itself
+@_base.checked(_check)
 def python_tests(
   prompt: str,
   completion: str,
@@ -133,19 +134,12 @@ def python_tests(
     SandboxError: The system offers no sandbox.
   """
   del prompt
-  tests = _tests(example)
-  code = last_code_block(completion)
-  if code is None:
-    return 0.0
-  try:
-    passed = sum(_results(code, tests, _limits(limits), total_secs, insist))
-  except _TimeOver as over:
-    return Outcome(None, str(over))
-  return passed / len(tests)
+  share = lambda results, number: sum(results) / number
+  return _graded(share, completion, example, limits, total_secs, insist)
 
 
-@_marks.limits_itself
-@_marks.checked(_check)
+@_base.limits_itself
+@_base.checked(_check)
 def all_python_tests(
   prompt: str,
   completion: str,
@@ -161,13 +155,26 @@ def all_python_tests(
   those of `python_tests`.
   """
   del prompt
+  every = lambda results, _: float(all(results))
+  return _graded(every, completion, example, limits, total_secs, insist)
+
+
+def _graded(
+  grade: Callable[[Iterator[bool], int], float],
+  completion: str,
+  example: Mapping[str, Any],
+  limits: Mapping[str, Any] | sandbox.Limits | None,
+  total_secs: float,
+  insist: bool,
+) -> float | Outcome:
+  """What the results of all tests, and their number, are worth."""
   tests = _tests(example)
   code = last_code_block(completion)
   if code is None:
     return 0.0
   try:
     results = _results(code, tests, _limits(limits), total_secs, insist)
-    return float(all(results))
+    return grade(results, len(tests))
   except _TimeOver as over:
     return Outcome(None, str(over))
 

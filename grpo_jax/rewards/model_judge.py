@@ -16,16 +16,19 @@ import hashlib
 import inspect
 import json
 import math
+import os
+import pathlib
 import re
+import secrets
+import threading
 import time
 from typing import Any
 import urllib.parse
+import warnings
 
 from grpo_jax.config import plain_text
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _chat_client
-from grpo_jax.rewards import _judgements
-from grpo_jax.rewards import _marks
 from grpo_jax.rewards.verifiers import _shared
 
 SYSTEM = """\
@@ -51,9 +54,107 @@ PATTERN = (
   r'(?:/\W{0,4}10\W{0,8})?$'
 )
 
+_MOST_IN_MEMORY = 50_000
+_BEGIN = b'{"key": "'  # of every line; the digits of the key follow
 _MOST_REASONS = 100  # that are counted apart
 _FIELD = re.compile(r'\{(prompt|completion|answer)\}')
 _OWN = ('model', 'messages', 'stream', 'n')  # parameters that are not given
+
+
+class _Judgements:
+  """Judgements that were paid for, kept so that they are paid for once.
+
+  It is a cache from keys to JSON values.
+
+  In a folder, every process appends to a file of its own, and reads the files
+  of all when it starts. A line that was cut by a crash is passed over. Only the
+  places of the values are in memory.
+
+  Args:
+    where: A local folder, which is made; 'memory' for the newest 50,000 in this
+      process; or '' for none.
+
+  Raises:
+    ValueError: The folder cannot be used.
+  """
+
+  def __init__(self, where: str):
+    self.keeps = bool(where)
+    self._lock = threading.Lock()
+    self._newest: collections.OrderedDict[str, Any] = collections.OrderedDict()
+    self._folder = None if where in ('', 'memory') else pathlib.Path(where)
+    self._paths: list[pathlib.Path] = []
+    self._places: dict[bytes, tuple[int, int]] = {}  # file, and byte in it
+    self._own: pathlib.Path | None = None
+    if self._folder is not None:
+      self._folder = self._folder.expanduser().absolute()
+      try:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self._folder.glob('*.jsonl')):
+          self._read(path)
+      except OSError as error:
+        raise ValueError(
+          f'The cache {where!r} of http_judge cannot be used ({error}); give a'
+          " folder on this host that can be written, 'memory' or ''."
+        ) from error
+
+  def get(self, key: str) -> Any:
+    """The value of a key, or None."""
+    with self._lock:
+      if self._folder is None:
+        return self._newest.get(key)
+      place = self._places.get(bytes.fromhex(key))
+      if place is None:
+        return None
+      try:
+        with open(self._paths[place[0]], 'rb') as file:
+          file.seek(place[1])
+          line = json.loads(file.readline())
+        return line['value'] if line['key'] == key else None
+      except (OSError, ValueError, KeyError, TypeError):
+        return None  # removed or changed meanwhile
+
+  def put(self, key: str, value: Any) -> None:
+    """Keeps a value.
+
+    Args:
+      key: Hexadecimal digits, as many for every key.
+      value: JSON.
+    """
+    with self._lock:
+      if self._folder is None:
+        if self.keeps:
+          self._newest[key] = value
+          if len(self._newest) > _MOST_IN_MEMORY:
+            self._newest.popitem(last=False)
+        return
+      line = json.dumps({'key': key, 'value': value}).encode() + b'\n'
+      try:
+        if self._own is None:
+          self._own = self._folder / f'{secrets.token_hex(8)}.jsonl'
+          self._paths.append(self._own)
+        # Not kept open: nobody says when the last judgement has come.
+        with open(self._own, 'ab', buffering=0) as file:
+          first = file.seek(0, os.SEEK_END)
+          file.write(line)
+      except OSError as error:  # the judgement itself is not lost
+        warnings.warn(
+          f'http_judge cannot keep a judgement: {error}', stacklevel=2
+        )
+        return
+      self._places[bytes.fromhex(key)] = len(self._paths) - 1, first
+
+  def _read(self, path: pathlib.Path) -> None:
+    self._paths.append(path)
+    first, file_number = 0, len(self._paths) - 1
+    with open(path, 'rb') as file:
+      for line in file:
+        key = line[len(_BEGIN) :].partition(b'"')[0]
+        try:
+          self._places[bytes.fromhex(key.decode())] = file_number, first
+        except ValueError:  # no line of ours
+          pass
+        first += len(line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +196,7 @@ class HttpJudge:
   _client: _chat_client.ChatClient = dataclasses.field(
     init=False, repr=False, compare=False
   )
-  _kept: _judgements.Judgements = dataclasses.field(
-    init=False, repr=False, compare=False
-  )
+  _kept: _Judgements = dataclasses.field(init=False, repr=False, compare=False)
   _pattern: re.Pattern[str] = dataclasses.field(
     init=False, repr=False, compare=False
   )
@@ -116,10 +215,10 @@ class HttpJudge:
     )
     client.key()  # at the start, and not after a rollout
     for name, value in (
-      (_marks.BATCHED, True),
-      (_marks.BOUNDED, True),  # it has limits of its own
+      (_base.BATCHED, True),
+      (_base.BOUNDED, True),  # it has limits of its own
       ('_client', client),
-      ('_kept', _judgements.Judgements(self.cache)),
+      ('_kept', _Judgements(self.cache)),
       ('_pattern', re.compile(self.pattern)),
     ):
       object.__setattr__(self, name, value)
@@ -185,7 +284,7 @@ class HttpJudge:
     messages = [{'role': 'user', 'content': _FIELD.sub(field, self.template)}]
     if self.system:
       messages.insert(0, {'role': 'system', 'content': self.system})
-    parameters = _plain(self.parameters)
+    parameters = _shared.plain(self.parameters)
     return {'model': self.model, 'messages': messages, **parameters}
 
   async def _asked(
@@ -252,12 +351,12 @@ class HttpJudge:
 
 
 def _check_settings(**settings: Any) -> None:
-  _made(json.dumps(_plain(settings), sort_keys=True))
+  _made(json.dumps(_shared.plain(settings), sort_keys=True))
 
 
-@_marks.bounded  # it has limits of its own
-@_marks.checked(_check_settings)
-@_marks.batched
+@_base.bounded  # it has limits of its own
+@_base.checked(_check_settings)
+@_base.batched
 async def http_judge(
   prompts: Sequence[str],
   completions: Sequence[str],
@@ -324,7 +423,7 @@ async def http_judge(
     ValueError: A setting is wrong, the key is not in the environment, or the
       server refuses key or model.
   """
-  judge = _made(json.dumps(_plain(settings), sort_keys=True))
+  judge = _made(json.dumps(_shared.plain(settings), sort_keys=True))
   return await judge(prompts, completions, examples)
 
 
@@ -351,13 +450,6 @@ def _number(text: str) -> float | None:
     return float(text)
   except ValueError:
     return None
-
-
-def _plain(value: Any) -> Any:
-  """Dicts and lists, of a ConfigDict too."""
-  if isinstance(value, Mapping):
-    return {key: _plain(value[key]) for key in value}
-  return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
 def _check(judge: HttpJudge) -> None:

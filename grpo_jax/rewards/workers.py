@@ -14,7 +14,7 @@ How a worker ends with everything that it started is told in `_guard.py`.
 
 A function that is marked by `rewards.confined` is called in workers of their
 own kind, which get no environment but a few harmless variables and make each
-call in a confined process; see `_apart.py`.
+call in a confined process; see `_worker.py`.
 """
 
 import collections
@@ -37,9 +37,9 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.config import plain_text
+from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _launch
-from grpo_jax.rewards import _marks
 from grpo_jax.rewards import _worker
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome
@@ -675,7 +675,7 @@ def _is_confined(function: str | Callable[..., Any]) -> bool:
   if isinstance(function, str):
     with contextlib.suppress(ValueError):  # which the worker will say
       named = resolve(function)
-  if _marks.prepare_of(named) is None:
+  if _base.mark_of(named, _base.CONFINED) is None:
     return False
   if reason := sandbox.refusal('landlock'):
     raise sandbox.SandboxError(
@@ -723,11 +723,10 @@ def _outcomes(call: Call, worker: Process) -> list[Outcome]:
     failure = 'no answer'
   if failure:
     return [Outcome(None, failure, worker.secs)] * rows
-  return [_outcome(value, worker.secs) for value in values]
-
-
-def _outcome(value: Any, secs: float) -> Outcome:
-  """From a value of an answer: a number, None, or the reason of a failure."""
-  if isinstance(value, str):
-    return Outcome(None, value, secs)
-  return Outcome(value, '', secs)
+  return [
+    # A text is the reason of a failure.
+    Outcome(None, value, worker.secs)
+    if isinstance(value, str)
+    else Outcome(value, '', worker.secs)
+    for value in values
+  ]

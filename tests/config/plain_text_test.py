@@ -25,7 +25,6 @@ from grpo_jax.config import plain_text
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import watch
 from grpo_jax.lab.studies import sweeps
-from grpo_jax.monitor import display
 from grpo_jax.monitor import screen as screen_lib
 from grpo_jax.rewards import _worker
 from grpo_jax.run import export
@@ -155,7 +154,7 @@ def test_no_place_prints_it_raw(capsys, monkeypatch, tmp_path):
   monkeypatch.setattr(watch.os, '_exit', left)
   cells = table.Table(EVIL)
   cells.add_row(EVIL)
-  screen = screen_lib.Screen(display.Plain(display.About(total_steps=1)))
+  screen = screen_lib.Screen(screen_lib.Plain(monitor.About(total_steps=1)))
   sample = monitor.Sample(EVIL, EVIL, 1.0)
   scalars = {f'reward/{EVIL}': 0.5, 'heldout_accuracy': 0.5, 'reward': 0.5}
 

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from grpo_jax.monitor import Sample
-from grpo_jax.monitor import display as plain_lib
+from grpo_jax.monitor import screen as plain_lib
 from grpo_jax.monitor import table
-from grpo_jax.monitor.display import About
+from grpo_jax.monitor.table import About
 from grpo_jax.run.build import about
 from tests import runs
 

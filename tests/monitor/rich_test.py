@@ -12,8 +12,8 @@ from grpo_jax import monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.monitor import rich
 from grpo_jax.monitor import view as tiles_lib
-from grpo_jax.monitor.display import About
-from grpo_jax.monitor.display import History
+from grpo_jax.monitor.table import About
+from grpo_jax.monitor.table import History
 
 HIDE, SHOW = '\x1b[?25l', '\x1b[?25h'
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from grpo_jax import monitor
-from grpo_jax.monitor import display as display_lib
 from grpo_jax.monitor import rich
 from grpo_jax.monitor import screen as screen_lib
+from grpo_jax.monitor import table
 from grpo_jax.monitor import view
 from grpo_jax.run.build import about
 from tests import runs
@@ -29,22 +29,22 @@ class Terminal(io.StringIO):
   'mode, terminal, term, kind',
   [
     ('auto', True, 'xterm-256color', rich.Rich),
-    ('auto', True, 'dumb', display_lib.Plain),
-    ('auto', False, 'xterm-256color', display_lib.Plain),
+    ('auto', True, 'dumb', screen_lib.Plain),
+    ('auto', False, 'xterm-256color', screen_lib.Plain),
     ('rich', False, 'xterm-256color', rich.Rich),
-    ('plain', True, 'xterm-256color', display_lib.Plain),
-    ('none', True, 'xterm-256color', display_lib.Nothing),
+    ('plain', True, 'xterm-256color', screen_lib.Plain),
+    ('none', True, 'xterm-256color', screen_lib.Nothing),
   ],
 )
 def test_mode(monkeypatch, mode, terminal, term, kind):
   monkeypatch.setattr(sys, 'stderr', Terminal(terminal))
   monkeypatch.setenv('TERM', term)
-  assert type(screen_lib.of_mode(mode, display_lib.About(9))) is kind
+  assert type(screen_lib.display_for(mode, monitor.About(9))) is kind
 
 
 def test_none_shows_nothing(tmp_path, capfd):
   with about.start(runs.arithmetic(**{'log.display': 'none'}), 'x') as screen:
-    screen.remember(display_lib.History(lambda: 0.0, lambda name: []))
+    screen.remember(table.History(lambda: 0.0, lambda name: []))
     with screen.phase('a'):
       screen.write(1, {'reward': 0.5}, [])
     screen.line('a')
@@ -54,7 +54,7 @@ def test_none_shows_nothing(tmp_path, capfd):
   assert capfd.readouterr() == ('', '')
 
 
-class Recorder(display_lib.Nothing):
+class Recorder(screen_lib.Nothing):
   def __init__(self):
     self.told = []
 
@@ -112,7 +112,7 @@ class Failing:
 def use_everything(screen):
   with screen.phase('a'):
     pass
-  screen.remember(display_lib.History(lambda: 0.0, lambda name: []))
+  screen.remember(table.History(lambda: 0.0, lambda name: []))
   screen.line('to know')
   screen.progress('warm-up', 1, 1, {})
   screen.write(1, {'reward': 0.5}, [])
@@ -135,9 +135,7 @@ def test_a_display_that_fails_is_reported_once_and_left(capsys, error):
 
 
 def test_a_live_display_that_fails_becomes_lines(capsys):
-  screen = screen_lib.Screen(
-    rich.Rich(display_lib.About(9), None)
-  )  # no console
+  screen = screen_lib.Screen(rich.Rich(monitor.About(9), None))  # no console
   use_everything(screen)
   lines = capsys.readouterr().err.splitlines()
   assert lines[0].startswith('warning: the display failed (AttributeError: ')
@@ -151,7 +149,7 @@ def test_a_live_display_that_fails_becomes_lines(capsys):
 def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
   """That thread would end with a traceback, and the frame would stand still."""
   screen = screen_lib.Screen(
-    rich.Rich(display_lib.About(9), rich.console(force=True))
+    rich.Rich(monitor.About(9), rich.console(force=True))
   )
   streams, threads = (sys.stdout, sys.stderr), set(threading.enumerate())
   with screen.phase('a'):
@@ -179,7 +177,7 @@ def test_an_error_of_the_drawing_thread_reaches_the_screen(monkeypatch, capsys):
 
 def test_an_error_of_the_last_frame_is_reported_too(monkeypatch, capsys):
   screen = screen_lib.Screen(
-    rich.Rich(display_lib.About(9), rich.console(force=True))
+    rich.Rich(monitor.About(9), rich.console(force=True))
   )
   screen.write(1, {'reward': 0.5}, [])
   monkeypatch.setattr(view, 'frame', lambda *_: 1 / 0)
@@ -204,7 +202,7 @@ def test_a_broken_terminal_is_left_as_it_is(capsys):
 
 def test_an_error_inside_a_phase_is_no_error_of_the_display(capsys):
   with pytest.raises(ValueError, match='of the run'):
-    with screen_lib.Screen(display_lib.Nothing()).phase('a'):
+    with screen_lib.Screen(screen_lib.Nothing()).phase('a'):
       raise ValueError('of the run')
   assert capsys.readouterr().err == ''
 

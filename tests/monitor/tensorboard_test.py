@@ -7,7 +7,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from grpo_jax import monitor
-from grpo_jax.monitor import tensorboard
+from grpo_jax.monitor import dashboards
 
 
 def events_of(directory):
@@ -41,7 +41,7 @@ def purges_of(directory):
 
 
 def test_scalars_can_be_read_back_at_once(tmp_path):
-  board = tensorboard.TensorBoard(tmp_path / 'tb', 0)
+  board = dashboards.TensorBoard(tmp_path / 'tb', 0)
   board.write(0, {'reward': 0.25, 'reward/exact_match': 1, 'kl': None})
   board.write(7, {'reward': 0.5, 'loss': float('nan')})
   assert scalars_of(tmp_path / 'tb') == {
@@ -56,7 +56,7 @@ def test_scalars_can_be_read_back_at_once(tmp_path):
 
 @pytest.mark.parametrize('first_step', [0, 12])
 def test_what_comes_anew_is_hidden_once(tmp_path, first_step):
-  board = tensorboard.TensorBoard(tmp_path, first_step)
+  board = dashboards.TensorBoard(tmp_path, first_step)
   board.write(12, {'reward': 0.25})
   board.write(13, {'reward': 0.25})
   assert purges_of(tmp_path) == [first_step]
@@ -71,7 +71,7 @@ def test_a_resumed_run_hides_what_came_after_its_checkpoint(tmp_path):
 
 
 def test_after_a_failed_write_another_file_is_begun(tmp_path):
-  board = tensorboard.TensorBoard(tmp_path, 0)
+  board = dashboards.TensorBoard(tmp_path, 0)
   board.write(1, {'reward': 0.25})
   (path,) = tmp_path.iterdir()
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from grpo_jax import monitor
-from grpo_jax.monitor import wandb
+from grpo_jax.monitor import dashboards
 
 LOG = monitor.Options(
   display='plain', tensorboard=False, wandb_project='p', wandb_mode='offline'
@@ -65,14 +65,14 @@ def fake(monkeypatch):
 
 
 def test_the_step_is_an_axis_and_the_id_is_kept(tmp_path, fake):
-  first = wandb.Wandb(tmp_path, 'p', 'online', False, {'seed': 4})
+  first = dashboards.Wandb(tmp_path, 'p', 'online', False, {'seed': 4})
   first.write(3, {'reward': 0.25, 'loss': None, 'kl': float('nan')})
   first.close(failed=True)
   assert fake.run.axes == [('step', None), ('*', 'step')]
   assert fake.run.logged == [{'step': 3, 'reward': 0.25}]
   assert fake.run.exit_codes == [1]
-  wandb.Wandb(tmp_path, 'p', 'online', True, {})
-  wandb.Wandb(tmp_path, 'p', 'online', False, {})
+  dashboards.Wandb(tmp_path, 'p', 'online', True, {})
+  dashboards.Wandb(tmp_path, 'p', 'online', False, {})
   assert [init['resume'] for init in fake.inits] == ['allow'] * 3
   ids = [init['id'] for init in fake.inits]
   assert ids[0] == ids[1] != ids[2]

@@ -39,10 +39,8 @@ from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.monitor import display
+from grpo_jax.monitor import dashboards
 from grpo_jax.monitor import screen
-from grpo_jax.monitor import tensorboard
-from grpo_jax.monitor import wandb
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
@@ -310,7 +308,7 @@ class Source:
     return {'prompt': f'{first:02}+{index:02}=', 'answer': '7'}
 
 
-class Display(display.Nothing):
+class Display(screen.Nothing):
   """Notes what is shown."""
 
   def __init__(self, seen):
@@ -393,10 +391,10 @@ def _patches(seen, patch):
   note(export, 'origin_of', lambda config: None)
   note(export, 'save', lambda to, *_: to.mkdir(), as_name='export')
   note(rewards, 'Workers', Workers)
-  note(screen, 'of_mode', lambda *_: Display(seen))
+  note(screen, 'display_for', lambda *_: Display(seen))
   sink = types.SimpleNamespace(write=lambda *_: None, close=lambda *_: None)
-  note(tensorboard, 'TensorBoard', lambda *_: sink)
-  note(wandb, 'Wandb', lambda *_: sink)
+  note(dashboards, 'TensorBoard', lambda *_: sink)
+  note(dashboards, 'Wandb', lambda *_: sink)
   note(importing, 'imported')
   note(pass_at_k, 'summarize')
 

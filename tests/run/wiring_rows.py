@@ -113,7 +113,7 @@ def trained_on(run):
 def steps(run, value):
   at_most = run.config.learner.nonfinite_rollouts or value
   return [
-    run.at('of_mode', 'about')[0].total_steps,
+    run.at('display_for', 'about')[0].total_steps,
     run.at('learning_rate', 'total_steps', 0)[0],
     len(rollouts(run)),
   ], [value, value * updates_of(run.config), min(value, at_most)]

@@ -172,7 +172,7 @@ ROWS = {
   'checkpoint.best_metric': best_metric,
   'checkpoint.export_every_saves': export_every_saves,
   'checkpoint.export_dtype': at(('export', 'dtype')),
-  'log.display': at(('of_mode', 'mode')),
+  'log.display': at(('display_for', 'mode')),
   'log.samples': samples,
   'log.tensorboard': optional('TensorBoard'),
   'log.wandb_project': optional('Wandb', 'project'),

@@ -1,4 +1,4 @@
-"""What several verifiers need: the reference answers, and how much is read."""
+"""What several verifiers need: references, boxes, and how much is read."""
 
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -21,6 +21,18 @@ _MOST_DIGITS = 400  # of a number as a text
 _NUMBER = re.compile(
   r'[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?'
 )
+BOX = re.compile(r'\\boxed\s*\{')
+# A backslash and what it escapes come first, so that \{ counts as no brace.
+_BRACE = re.compile(r'\\.|[{}]', re.DOTALL)
+# What denies an expression, or hides it. Readers of numbers pass over it.
+DENIED = re.compile(
+  r'\\(?:neq?|not|neg|lnot|notin|n(?:sim|cong|eqq|leq?|geq?|less|gtr)|n?exists'
+  r'|forall|[hv]?phantom|b?cancel|xcancel|sout)(?![a-zA-Z])'
+  r'|\\(?:text|mathrm|mbox)\s*\{\s*not\b'
+  '|[\u2260\u00ac\u2203\u2204\u2200]'
+)
+_ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
+BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
 
 
 class Answer(NamedTuple):
@@ -60,11 +72,11 @@ def answers(reward: str, example: Mapping[str, Any]) -> tuple[Answer, ...]:
       f' fields {sorted(example)}; set config.data.answer_field to the field'
       ' that holds the answer.'
     )
-  given = _plain(example['answer'])
+  given = _python_value(example['answer'])
   items = list(given) if isinstance(given, list | tuple | Set) else [given]
   if not items:
     raise unusable(reward, 'at least one item', given)
-  return tuple(_answer(reward, _plain(item)) for item in items)
+  return tuple(_answer(reward, _python_value(item)) for item in items)
 
 
 def unusable(reward: str, required: str, given: Any) -> ValueError:
@@ -84,7 +96,7 @@ def unusable(reward: str, required: str, given: Any) -> ValueError:
   )
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: Any) -> Any:
   """A value of NumPy and bytes as Python has them."""
   if isinstance(value, bytes):
     return value.decode('utf-8', 'backslashreplace')
@@ -95,7 +107,7 @@ def _plain(value: Any) -> Any:
       getattr(value.dtype, 'kind', '') == 'f'
     ):  # a float32 of 0.1 is meant to be 0.1
       return float(str(value))
-    return _plain(value.item())
+    return _python_value(value.item())
   return value
 
 
@@ -164,3 +176,54 @@ def last(items: Iterable[_Item]) -> _Item | None:
 def end_of(completion: str) -> str:
   """The last `MOST_CHARACTERS` characters; answers stand at the end."""
   return completion[-MOST_CHARACTERS:]
+
+
+def last_box(text: str) -> str | None:
+  r"""What the last \boxed{} of a text holds.
+
+  The time is linear in the length of the text.
+
+  >>> last_box(r'\boxed{1}, no: \boxed{\{2, 3\}}')
+  '\\{2, 3\\}'
+
+  Args:
+    text: any text.
+
+  Returns:
+    The text between the braces of the last box, with the braces inside it; None
+    if there is no box, or no brace that closes the last one.
+  """
+  # The place of the last box is sought from the end: a text of 100,000 open
+  # boxes costs no more than one.
+  start = text.rfind('\\boxed')
+  opening = BOX.match(text, start) if start >= 0 else None
+  if opening is None:
+    return None
+  depth = 1
+  for token in _BRACE.finditer(text, opening.end()):
+    depth += {'{': 1, '}': -1}.get(token.group(), 0)
+    if not depth:
+      return text[opening.end() : token.start()]
+  return None
+
+
+def bare(text: str) -> str:
+  """A text without white space and dollar signs.
+
+  >>> bare('$1 + 2$')
+  '1+2'
+
+  Args:
+    text: any text.
+
+  Returns:
+    The rest of the text.
+  """
+  return ''.join(text.split()).replace('$', '')
+
+
+def plain(value: Any) -> Any:
+  """Dicts and lists, of a ConfigDict too."""
+  if isinstance(value, Mapping):
+    return {key: plain(value[key]) for key in value}
+  return [*map(plain, value)] if isinstance(value, list | tuple) else value

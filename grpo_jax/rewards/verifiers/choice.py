@@ -5,9 +5,8 @@ import re
 from typing import Any
 import unicodedata
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _shared
-from grpo_jax.rewards.verifiers import boxed
 
 _MARK = r'[(\[{*_"\'`]*+'
 _CLOSED = r'[)\]}*_"\'`]*+'
@@ -75,15 +74,14 @@ _NAMED = re.compile(
   r'(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|letter)(?:\s+is\b)?)'
   r'[\s:*_]+(?=[(\[*_]*[A-Z](?![a-zA-Z]))'
 )
-_BOX = re.compile(r'\\boxed\s*\{')
 
 
 def _check_choices(choices: str = 'ABCD') -> None:
   _patterns(str(choices))
 
 
-@_marks.bounded
-@_marks.checked(_check_choices)
+@_base.bounded
+@_base.checked(_check_choices)
 def multiple_choice(
   prompt: str,
   completion: str,
@@ -144,7 +142,7 @@ def _settled(text: str, choices: str) -> str | None:
     return _boxed(text, choices)
   statements = list(_STATEMENT.finditer(text))
   if not statements:
-    return _of_last_line(text, choices)
+    return _last_line_letter(text, choices)
   statement = statements[-1]
   if _NOT_MEANT.search(text, max(0, statement.start() - 40), statement.start()):
     return None
@@ -166,7 +164,7 @@ def _settled(text: str, choices: str) -> str | None:
   return letter
 
 
-def _of_last_line(text: str, choices: str) -> str | None:
+def _last_line_letter(text: str, choices: str) -> str | None:
   """The letter of the last line, unless it is one of a list."""
   lines = [line for line in text.rstrip()[-4000:].splitlines() if line.strip()][
     -2:
@@ -191,13 +189,13 @@ def _is_bare(line: str) -> bool:
 
 def _boxed(text: str, choices: str) -> str | None:
   """The letter of the last box, unless boxes beside it have others."""
-  box = boxed.last_box(text)
+  box = _shared.last_box(text)
   if box is None or _lists(box, choices):
     return None
   letter = _letter(_BRACED.sub(r'\1', box), choices)
   before = text[: text.rindex('\\boxed')]
   start = before.rfind('\\boxed')
-  if start >= 0 and (opening := _BOX.match(before, start)):
+  if start >= 0 and (opening := _shared.BOX.match(before, start)):
     inside, closed, between = before[opening.end() :].partition('}')
     near = closed and re.fullmatch(
       r'(?:[\s$,;/|&.)(\\]|and|or){0,20}', between[:21]

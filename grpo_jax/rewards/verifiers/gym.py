@@ -7,9 +7,8 @@ import re
 import sys
 from typing import Any
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards import sandbox
-from grpo_jax.rewards.verifiers import _algebra
 from grpo_jax.rewards.verifiers import _shared
 
 # Their verifiers call `eval` on the answer. What they mean to read are lists
@@ -24,6 +23,59 @@ _ALGEBRA = {
   'puzzle24': False,
   'simple_integration': True,
 }
+_ARITHMETIC = ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub
+_CALLED = frozenset(
+  'sin cos tan cot sec csc asin acos atan acot sinh cosh tanh asinh acosh atanh'
+  ' exp log ln sqrt Abs'.split()
+)
+# Any other letter is a variable to sympy; these are objects of its own.
+_NO_VARIABLES = frozenset('INOQS')
+_AROUND = ast.Expression, ast.operator, ast.unaryop, ast.Load
+
+
+def _rewritten(text: str, algebra: bool) -> str | None:
+  """An expression written anew, so that nothing but the expression is left.
+
+  `sympy.parse_expr` evaluates a text as Python does, so it must be given no
+  other. A comment, which a verifier might read numbers from, is dropped.
+
+  >>> _rewritten('(8 - 2) * 4  # 1 1', algebra=False)
+  '(8 - 2) * 4'
+  >>> _rewritten('x**2/2 + C', algebra=True)
+  'x ** 2 / 2 + C'
+  >>> _rewritten('__import__("os").getpid()', algebra=True)
+
+  Args:
+    text: What a model wrote.
+    algebra: Whether powers, decimal fractions, variables of one letter, pi and
+      functions of one number are allowed too.
+
+  Returns:
+    The expression; None if the text is anything else.
+  """
+  try:
+    tree = ast.parse(text.strip(), mode='eval')
+    if all(_is_allowed(node, algebra) for node in ast.walk(tree)):
+      return ast.unparse(tree)
+  # Thousands of brackets raise the last two.
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
+    pass
+  return None
+
+
+def _is_allowed(node: ast.AST, algebra: bool) -> bool:
+  match node:
+    case ast.Constant():
+      return type(node.value) is int or (algebra and type(node.value) is float)
+    case ast.BinOp() | ast.UnaryOp():
+      powers = algebra and isinstance(node.op, ast.Pow)
+      return powers or isinstance(node.op, _ARITHMETIC)
+    case ast.Call(func=ast.Name(), args=[_], keywords=[]):
+      return algebra
+    case ast.Name():
+      variable = len(node.id) == 1 and node.id not in _NO_VARIABLES
+      return algebra and (variable or node.id == 'pi' or node.id in _CALLED)
+  return isinstance(node, _AROUND)
 
 
 def prepare(example: dict[str, Any]) -> None:
@@ -48,8 +100,8 @@ def _check(tag: str | None = 'answer', require_tag: bool = False) -> None:
     )
 
 
-@_marks.checked(_check)
-@_marks.confined(prepare=prepare, bounds=(0.0, 1.0))
+@_base.checked(_check)
+@_base.confined(prepare=prepare, bounds=(0.0, 1.0))
 def reasoning_gym(
   prompt: str,
   completion: str,
@@ -91,7 +143,7 @@ def reasoning_gym(
       not installed, or the record is of another source.
   """
   del prompt
-  if not _marks.is_confined:
+  if not _base.is_confined:
     raise ValueError(
       'The reward reasoning_gym judges in confined workers only, because some'
       ' of its verifiers run what a model writes, and it was called in the'
@@ -101,7 +153,7 @@ def reasoning_gym(
   task = _task(made['task'], json.dumps(made['parameters'], sort_keys=True))
   answer = _answer(_shared.end_of(completion), tag, require_tag)
   if made['task'] in _ALGEBRA:
-    answer = _algebra.rewritten(answer, _ALGEBRA[made['task']])
+    answer = _rewritten(answer, _ALGEBRA[made['task']])
   if not answer:
     return 0.0
   entry = {

@@ -1,19 +1,26 @@
-"""Mathematical answers that mean the same, by math-verify and sympy."""
+"""Mathematical answers that mean the same, by math-verify and sympy.
 
+math-verify reads whatever it finds in a text, down to the first number of a
+formula that it does not understand, and compares numbers at six places behind
+the point. So here a text is read whole or not at all, and numbers are compared
+relative to their size.
+"""
+
+from collections.abc import Callable
 import functools
 import importlib.util
 import logging
 import re
+from types import FunctionType
+from types import ModuleType
 from typing import Any
+from typing import NamedTuple
 import unicodedata
 
-from grpo_jax.rewards import _marks
-from grpo_jax.rewards.verifiers import _algebra as _relations
-from grpo_jax.rewards.verifiers import _final
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _notation
 from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import _units
-from grpo_jax.rewards.verifiers import boxed
 
 _MOST = 1000  # characters of an answer; no answer of MATH has 200
 _MOST_DEPTH = 20  # braces and brackets in one another
@@ -61,8 +68,8 @@ def _import() -> None:
   _is_equal('\\frac{1}{2}+x', '0.5+x')
 
 
-@_marks.imports(_import)
-@_marks.checked(_check)
+@_base.imports(_import)
+@_base.checked(_check)
 def math_equivalence(
   prompt: str,
   completion: str,
@@ -126,12 +133,14 @@ def math_equivalence(
       example['answer'],
     )
   text = _shared.end_of(completion)
-  found = boxed.last_box(text)
+  found = _shared.last_box(text)
   if found is None:
     if require_box or '\\boxed' in text:
       return 0.0
-    found = _final.answer(text)
-  if len(found) > _MOST and boxed.bare(found) not in map(boxed.bare, wanted):
+    found = _last_answer(text)
+  if len(found) > _MOST and _shared.bare(found) not in map(
+    _shared.bare, wanted
+  ):
     return 0.0
   found = _content(found)
   return float(any(_means(one, found) for one in wanted))
@@ -139,9 +148,9 @@ def math_equivalence(
 
 def _wanted(answer: str) -> str:
   """The expression of a reference; '' if it cannot be compared with."""
-  box = boxed.last_box(answer)
+  box = _shared.last_box(answer)
   text = _content(answer if box is None else box)
-  return '' if not boxed.bare(text) or _is_too_large(text) else text
+  return '' if not _shared.bare(text) or _is_too_large(text) else text
 
 
 def _means(wanted: str, found: str) -> bool:
@@ -163,8 +172,8 @@ def _means(wanted: str, found: str) -> bool:
     return said
   if _is_false(found):
     return False
-  wanted, found = _relations.unnamed(wanted, found)
-  wanted, found = _relations.in_order(wanted, found)
+  wanted, found = _notation.unnamed(wanted, found)
+  wanted, found = _notation.in_order(wanted, found)
   wanted, found = (_units.split(text)[0] for text in (wanted, found))
   percent = _PERCENT.search(wanted), _PERCENT.search(found)
   bare = tuple(_PERCENT.sub('', text) for text in (wanted, found))
@@ -177,7 +186,7 @@ def _means(wanted: str, found: str) -> bool:
     )
   if _is_equal(wanted, found):
     return True
-  for rewritten in _notation.converted, _relations.interval:
+  for rewritten in _notation.converted, _notation.interval:
     other = rewritten(wanted), rewritten(found)
     if other != (wanted, found) and _is_equal(*other):
       return True
@@ -186,7 +195,7 @@ def _means(wanted: str, found: str) -> bool:
 
 def _text(text: str) -> str:
   """A text without white space, but between digits: 1 1/2 is not 11/2."""
-  return boxed.bare(re.sub(r'(?<=\d)\s+(?=\d)', '|', text))
+  return _shared.bare(re.sub(r'(?<=\d)\s+(?=\d)', '|', text))
 
 
 def _say_same(wanted: str, found: str) -> bool | None:
@@ -205,7 +214,7 @@ def _say_same(wanted: str, found: str) -> bool | None:
 
 def _is_false(found: str) -> bool:
   """Whether an answer equates two numbers that differ, or x with x + 1."""
-  *sides, last = _relations.sides(found)
+  *sides, last = _notation.sides(found)
   if not sides or len(sides) > 5:
     return False
   letter = sides[0].strip()
@@ -272,15 +281,15 @@ def _differ(wanted: str, found: str) -> bool:
   (1,2) for the set \{1,2\} and for the solutions 1,2, all units for one, and
   f'(x) for f(x).
   """
-  if bool(boxed.DENIED.search(wanted)) != bool(boxed.DENIED.search(found)):
+  if bool(_shared.DENIED.search(wanted)) != bool(_shared.DENIED.search(found)):
     return True
   if {_brackets(wanted), _brackets(found)} == {'set', 'tuple'}:
     return True
   if _brackets(found) == 'tuple' and _is_list(wanted):
     return True
-  if _relations.joins(wanted) != _relations.joins(found):
+  if _notation.joins(wanted) != _notation.joins(found):
     return True
-  sides = _relations.unnamed(wanted, found)
+  sides = _notation.unnamed(wanted, found)
   if _notation.marks(sides[0]) != _notation.marks(sides[1]):
     return True
   units = _units.split(wanted)[1], _units.split(found)[1]
@@ -296,7 +305,7 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _BASE.search(found) and not _BASE.search(wanted):
     return True
-  return bool(boxed.BOUND.match(wanted)) != bool(boxed.BOUND.match(found))
+  return bool(_shared.BOUND.match(wanted)) != bool(_shared.BOUND.match(found))
 
 
 def _is_other_angle(text: str, unit: _units.Unit | None) -> bool:
@@ -342,17 +351,38 @@ def _is_too_large(text: str) -> bool:
   )
 
 
+class _Library(NamedTuple):
+  """What a verifier needs of math-verify."""
+
+  read: Callable[[str], Any]  # the expression that a text is; raises if none
+  verify: Callable[[list[Any], list[Any]], bool]  # whether two are equal
+
+
 @functools.cache
-def _library() -> Any:
+def _library() -> _Library:
   try:
-    import math_verify  # noqa: F401
+    from math_verify import parser
   except ImportError as error:
     raise ValueError(_MISSING) from error
+  from latex2sympy2_extended import math_normalization as normal
+
   # It warns that its timeouts are off, which they are on purpose.
   logging.getLogger('math_verify').setLevel(logging.ERROR)
-  from grpo_jax.rewards.verifiers import _algebra
-
-  return _algebra.Library()
+  rules = normal.NormalizationConfig(
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=True,
+    boxed='none',
+    equations=False,
+  )
+  read = _own_reader(parser)
+  verify = functools.partial(
+    _own_grader().verify, allow_set_relation_comp=True, timeout_seconds=None
+  )
+  return _Library(
+    lambda text: read(normal.normalize_latex(text, config=rules)), verify
+  )
 
 
 def _is_equal(wanted: str, found: str) -> bool:
@@ -363,16 +393,16 @@ def _is_equal(wanted: str, found: str) -> bool:
       fault of the completion.
   """
   try:
-    return _equal(_parsed(wanted), _parsed_found(found))
+    expected = _parsed(wanted)
   except RecursionError:
     return False
-
-
-def _parsed_found(text: str) -> tuple[Any, ...]:
   try:
-    return _parsed(text)
-  except MemoryError:
-    return ()
+    given = _parsed(found)
+    if not expected or not given:
+      return False
+    return _library().verify([*expected], [*given])
+  except Exception:  # a lack of memory too
+    return False
 
 
 # The completions of a group share a reference, and often an answer. What is
@@ -380,33 +410,222 @@ def _parsed_found(text: str) -> tuple[Any, ...]:
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> tuple[Any, ...]:
   """The expression of a text; nothing if it is none that can be read whole."""
+  import sympy
+
   try:
-    found = _library().parse(f'${text}$', parsing_timeout=None)
-    return tuple(map(_with_imaginary_unit, found))
+    found = _library().read(text)
+    # To math-verify a lone i is a letter.
+    letters = getattr(found, 'free_symbols', ())
+    units = {one: sympy.I for one in letters if str(one) == 'i'}
+    return (found.xreplace(units) if units else found,)
   except (RecursionError, MemoryError):
     raise
   except Exception:  # parser and sympy raise many types; such a text is none
     return ()
 
 
-def _with_imaginary_unit(parsed: Any) -> Any:
-  """What math-verify has read, where a lone i is no letter."""
+_MOST_BEHIND = 1000  # characters from the end in which an answer is sought
+_STATED = re.compile(
+  r'\b(?:answer|result|solution|value|total)\b[*_]*'
+  r'(?:\s+(?:is|would be|must be|equals)\b[*_]*\s*:?|\s*[:=]|[*_]*:)[*_]*',
+  re.IGNORECASE,
+)
+_BOLD = re.compile(r'\*\*([^*\n]+)\*\*|__([^_\n]+)__')
+_FORMULA = re.compile(
+  r'\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<![\\$])\$([^$\n]+)\$',
+  re.DOTALL,
+)
+_WRITTEN = re.compile(
+  r'(?<![\w.])[-\u2212+]?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s*/\s*\d+)?(?:\s?\\?%)?'
+)
+_SENTENCE = re.compile(
+  r'[.!?](?=\s|$)|\n|,?\s(?:not|because|since|which|where|so|as)\s'
+)
+
+
+def _last_answer(text: str) -> str:
+  r"""The last answer that a text states.
+
+  The last one of these counts: what follows 'answer is', 'answer:' or the like,
+  and what is set in bold type. Without either it is the last formula, or the
+  last number.
+
+  >>> _last_answer('It is $4$. No: the answer is **$5$**.')
+  '5'
+  >>> _last_answer('So **72** it is')
+  '72'
+
+  Args:
+    text: the end of a completion.
+
+  Returns:
+    The answer; '' if there is none.
+  """
+  text = text[-_MOST_BEHIND:]
+  found = [
+    (one.start(), _behind(text, one.end())) for one in _STATED.finditer(text)
+  ]
+  for one in _BOLD.finditer(text):
+    inside = (one.group(1) or one.group(2)).strip()
+    if _may_answer(inside):
+      found.append((one.start(), _bare(inside)))
+  found = [one for one in found if one[1]]
+  if found:
+    return max(found)[1]
+  formula = _shared.last(_FORMULA.finditer(text))
+  number = _shared.last(_WRITTEN.finditer(text))
+  if formula and (number is None or number.start() < formula.end()):
+    return _inside(formula)
+  if number is None or re.search(r'\bnot\s+$', text[: number.start()]):
+    return ''
+  return number.group().strip()
+
+
+def _inside(formula: re.Match[str]) -> str:
+  return next(part for part in formula.groups() if part is not None).strip()
+
+
+def _behind(text: str, at: int) -> str:
+  """The answer behind 'the answer is'."""
+  rest = text[at:].lstrip(' \t\n*_:')
+  line = rest.partition('\n')[0]
+  formula = _FORMULA.search(
+    line if '\\[' not in rest[:3] and '$$' not in rest[:3] else rest
+  )
+  if formula and len(line[: formula.start()].split()) < 4:
+    return _inside(formula)
+  ends = _SENTENCE.search(line)
+  return _bare(line[: ends.start()] if ends else line)
+
+
+def _may_answer(bold: str) -> bool:
+  """Whether a bold text may be an answer, and not a heading."""
+  if bold.endswith(':') or re.match(r'(?i)(?:step|part|case|note)\b', bold):
+    return False
+  if _STATED.search(bold):
+    return False  # which is found as a statement
+  return bool(re.search(r'\d|\\[a-z]|\$', bold)) or len(bold) == 1
+
+
+def _bare(text: str) -> str:
+  """A formula without bold type, dollar signs and what names it."""
+  text = text.strip().strip('*_').strip()
+  formula = _FORMULA.fullmatch(text)
+  return (_inside(formula) if formula else text).strip(' *_.')
+
+
+_NEAR = 5e-6  # of six digits that agree, relative
+_EXACT = 1e-10  # relative, of numbers that no decimal can write out
+
+
+def _own_reader(parser: ModuleType) -> FunctionType:
+  """The reader of math-verify without its cache, to which R is not r."""
+  from latex2sympy2_extended import latex2sympy2
+
+  kept = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+  read = parser.parse_latex_cached
+  read = getattr(read, '__wrapped__', read)
+  convert = functools.partial(latex2sympy2.latex2sympy, conversion_config=kept)
+  return FunctionType(
+    read.__code__, {**vars(parser), 'latex2sympy': convert}, 'read'
+  )
+
+
+def _own_grader() -> ModuleType:
+  """The module of math-verify that compares, in a copy that is ours.
+
+  Everything in it that compares two numbers, also within sets, intervals and
+  matrices, calls one function, and what compares two letters another. They are
+  replaced in the copy alone.
+  """
+  from math_verify import grader
   import sympy
 
-  letters = getattr(parsed, 'free_symbols', ())
-  units = {one: sympy.I for one in letters if str(one) == 'i'}
-  return parsed.xreplace(units) if units else parsed
+  spec = importlib.util.spec_from_file_location(
+    'math_verify.grader', grader.__file__
+  )
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  usual = module.sympy_numeric_eq
+
+  def near(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:
+    if usual(a, b, float_rounding, numeric_precision):
+      return not _are_apart(a, b)
+    return _are_same_digits(a, b)
+
+  same = module.sympy_compare_symbols
+
+  def alike(a: Any, b: Any) -> bool:
+    if isinstance(a, sympy.Symbol) and isinstance(b, sympy.Symbol):
+      return a.name == b.name
+    return same(a, b)
+
+  vars(module)['sympy_numeric_eq'] = near
+  vars(module)['sympy_compare_symbols'] = alike
+  return module
 
 
-def _equal(wanted: tuple[Any, ...], found: tuple[Any, ...]) -> bool:
-  if not wanted or not found:
-    return False
+def _are_apart(a: Any, b: Any) -> bool:
+  """Whether two expressions differ by more than a share of their size."""
+  import sympy
+
+  if isinstance(a, sympy.MatrixBase) or isinstance(b, sympy.MatrixBase):
+    return False  # their entries have been compared
   try:
-    return _library().verify(
-      list(wanted),
-      list(found),
-      allow_set_relation_comp=True,
-      timeout_seconds=None,
+    sizes, gaps = (_coefficients(one) for one in (a, a - b))
+    largest = max(sizes.values(), default=sympy.Integer(0))
+    return any(
+      gap > _NEAR * sizes.get(term, 1e-9 * largest)
+      for term, gap in gaps.items()
     )
-  except (Exception, RecursionError, MemoryError):
+  except (TypeError, ValueError, AttributeError):
     return False
+
+
+def _coefficients(expression: Any) -> dict[Any, Any]:
+  """The size of the factor of each term; of a number, its own size."""
+  import sympy
+
+  value = expression.doit()
+  if not value.free_symbols:
+    return {sympy.Integer(1): abs(value.evalf(30))}
+  terms = sympy.expand(value).evalf(30).as_coefficients_dict()
+  return {term: abs(size) for term, size in terms.items()}
+
+
+def _are_same_digits(a: Any, b: Any) -> bool:
+  """Whether two numbers agree in ten digits, and one of them goes on.
+
+  A root or a third cannot be written out: large ones agree in their digits
+  before they agree at six places behind the point.
+  """
+  import sympy
+
+  try:
+    numbers = [one.doit() for one in (a, b)]
+    if any(one.free_symbols for one in numbers) or not any(
+      map(_goes_on, numbers)
+    ):
+      return False
+    if not any(one.has(sympy.Float) for one in numbers):
+      return False
+    first, second = (one.evalf(30) for one in numbers)
+    return bool(abs(first - second) <= _EXACT * abs(first))
+  except (TypeError, ValueError, AttributeError):
+    return False
+
+
+def _goes_on(number: Any) -> bool:
+  """Whether no decimal of finite length is the number."""
+  import sympy
+
+  if number.has(sympy.Float):
+    return False
+  if not number.is_Rational:
+    return True
+  rest = int(number.q)
+  for prime in 2, 5:
+    while rest % prime == 0:
+      rest //= prime
+  return rest > 1

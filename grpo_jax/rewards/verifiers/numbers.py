@@ -6,10 +6,9 @@ import math
 import re
 from typing import Any
 
-from grpo_jax.rewards import _marks
+from grpo_jax.rewards import _base
 from grpo_jax.rewards.verifiers import _around
 from grpo_jax.rewards.verifiers import _shared
-from grpo_jax.rewards.verifiers import boxed
 
 # A minus belongs to the number unless something stands directly before it: in
 # '10-3' and in 'GPT-4' it does not. Digits are ASCII; \d has 600 more.
@@ -76,7 +75,7 @@ _VULGARS = re.compile(f'([0-9])?([{"".join(_VULGAR)}])')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
 
-@_marks.bounded
+@_base.bounded
 def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   """1 if the last number of the completion is the last of the answer, else 0.
 
@@ -106,7 +105,7 @@ def last_number(prompt: str, completion: str, example: dict[str, Any]) -> float:
   return float(_last(_shared.end_of(completion)) in wanted)
 
 
-@_marks.bounded
+@_base.bounded
 def gsm8k(
   prompt: str,
   completion: str,
@@ -164,14 +163,25 @@ def gsm8k(
   return float(found in wanted)
 
 
-def _check_tolerances(
+@functools.lru_cache(maxsize=64)
+def _tolerances(
   absolute_tolerance: float = 0.0, relative_tolerance: float = 1e-6
-) -> None:
-  _tolerances(absolute_tolerance, relative_tolerance)
+) -> tuple[Fraction, Fraction]:
+  """Both tolerances, exactly."""
+  for name, value in (
+    ('absolute_tolerance', absolute_tolerance),
+    ('relative_tolerance', relative_tolerance),
+  ):
+    if not (math.isfinite(value) and value >= 0):
+      raise ValueError(
+        f'{name} of the reward number is {value}, but a finite number that is'
+        ' not negative is required; give one.'
+      )
+  return Fraction(absolute_tolerance), Fraction(relative_tolerance)
 
 
-@_marks.bounded
-@_marks.checked(_check_tolerances)
+@_base.bounded
+@_base.checked(_tolerances)
 def number(
   prompt: str,
   completion: str,
@@ -228,21 +238,6 @@ def number(
   )
 
 
-@functools.lru_cache(maxsize=64)
-def _tolerances(absolute: float, relative: float) -> tuple[Fraction, Fraction]:
-  """Both tolerances, exactly."""
-  for name, value in (
-    ('absolute_tolerance', absolute),
-    ('relative_tolerance', relative),
-  ):
-    if not (math.isfinite(value) and value >= 0):
-      raise ValueError(
-        f'{name} of the reward number is {value}, but a finite number that is'
-        ' not negative is required; give one.'
-      )
-  return Fraction(absolute), Fraction(relative)
-
-
 def _wanted(reward: str, example: dict[str, Any]) -> set[Fraction]:
   """The numbers that count as right; items that are none are passed over."""
   found = (_last(one.text) for one in _shared.answers(reward, example))
@@ -257,8 +252,8 @@ def _box(text: str) -> str | None:
   if '\\boxed' not in text:
     return None
   # A box that is not closed is a box without a number.
-  box = boxed.last_box(text) or ''
-  denied = boxed.DENIED.search(box) or boxed.BOUND.match(box)
+  box = _shared.last_box(text) or ''
+  denied = _shared.DENIED.search(box) or _shared.BOUND.match(box)
   return '' if denied else box
 
 
@@ -285,7 +280,7 @@ def _last(text: str, box_counts: bool = False) -> Fraction | None:
 
 def _is_in_last_box(text: str, at: int) -> bool:
   start = text.rfind('\\boxed')
-  box = boxed.last_box(text)
+  box = _shared.last_box(text)
   return box is not None and start < at < text.index(box, start) + len(box)
 
 
@@ -302,7 +297,7 @@ def _is_whole(text: str, found: re.Match[str]) -> bool:
 def _last_rich(text: str) -> Fraction | None:
   text = _around.without_powers(text)
   box = _box(text)
-  text = _VULGARS.sub(_of_character, text if box is None else box)
+  text = _VULGARS.sub(_spelled_fraction, text if box is None else box)
   text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
   text = _POWER_OF_TEN.sub('1*10', text.replace('\u2044', '/'))
   text = _FRAC.sub(_quotient, text.replace('{,}', ','))
@@ -315,7 +310,7 @@ def _last_rich(text: str) -> Fraction | None:
   return _rich(found)
 
 
-def _of_character(found: re.Match[str]) -> str:
+def _spelled_fraction(found: re.Match[str]) -> str:
   """A fraction that is one character, behind the digits of a mixed number."""
   digit, character = found.groups()
   return f'{digit} {_VULGAR[character]}' if digit else _VULGAR[character]

@@ -27,7 +27,7 @@ def start(
     A `Screen`, which the caller closes; `Monitor` uses it further.
   """
   about = monitor.About(config.steps, still(config), note(config))
-  made = monitor.Screen(screen.of_mode(config.log.display, about))
+  made = monitor.Screen(screen.display_for(config.log.display, about))
   made.line('\n'.join(facts(config, workdir)))
   return made
 

@@ -8,12 +8,9 @@ import pytest
 
 from grpo_jax import rewards
 from grpo_jax.rewards.verifiers import choice
-from grpo_jax.rewards.verifiers import json_text
-from grpo_jax.rewards.verifiers import length
+from grpo_jax.rewards.verifiers import form
 from grpo_jax.rewards.verifiers import mathematics
 from grpo_jax.rewards.verifiers import numbers
-from grpo_jax.rewards.verifiers import pattern
-from grpo_jax.rewards.verifiers import tags
 from tests.rewards.verifiers import golden_test
 
 WITH_ANSWER = [
@@ -112,12 +109,12 @@ def test_wrong_parameters_are_refused(name, arguments, message):
   [
     ('number', numbers._tolerances, {'absolute_tolerance': 0.125}),
     ('multiple_choice', choice._patterns, {'choices': 'ABC'}),
-    ('format_tags', tags._form, {'tags': ['a', 'b']}),
-    ('completion_length', length._checked, {'limit': 17, 'unit': 'characters'}),
-    ('regular_expression', pattern._compiled, {'regex': 'a+b', 'flags': 'i'}),
+    ('format_tags', form._form, {'tags': ['a', 'b']}),
+    ('completion_length', form._checked, {'limit': 17, 'unit': 'characters'}),
+    ('regular_expression', form._compiled, {'regex': 'a+b', 'flags': 'i'}),
     pytest.param(
       'json_schema',
-      json_text._validator,
+      form._validator,
       {'schema': {'type': 'null'}},
       marks=golden_test.needs('json_schema'),
     ),
@@ -185,7 +182,7 @@ def test_the_answer_may_be_the_schema():
   'name, package, extra, cache',
   [
     ('math_equivalence', 'math_verify', 'math', mathematics._library),
-    ('json_schema', 'jsonschema', 'json', json_text._validator),
+    ('json_schema', 'jsonschema', 'json', form._validator),
   ],
 )
 def test_a_missing_package_is_named(monkeypatch, name, package, extra, cache):

@@ -28,13 +28,11 @@ class Reader:
   def __init__(self):
     self.texts = []
 
-  def parse(self, text, parsing_timeout):
-    assert parsing_timeout is None
+  def read(self, text):
     self.texts.append(text)
-    return [text]
+    return text
 
-  def verify(self, wanted, found, allow_set_relation_comp, timeout_seconds):
-    assert timeout_seconds is None
+  def verify(self, wanted, found):
     return False
 
 
@@ -90,7 +88,7 @@ def test_what_is_parsed_is_short_and_shallow(reader, require_box):
       rewards.math_equivalence('', completion, EXAMPLE, require_box=require_box)
   assert len(reader.texts) > 40
   for text in reader.texts:
-    assert len(text) <= 1002 and text.count('^') <= 30
+    assert len(text) <= 1000 and text.count('^') <= 30
     assert max(text.count(brace) for brace in '{([') <= 1000
     assert '{' * 21 not in text and '(' * 21 not in text
 
@@ -117,7 +115,7 @@ def test_a_number_too_large_to_write_out_is_not_parsed(reader, huge):
 )
 def test_usual_powers_are_parsed(reader, usual):
   rewards.math_equivalence('', f'\\boxed{{{usual}}}', EXAMPLE)
-  assert f'${usual}$' in reader.texts
+  assert usual in reader.texts
 
 
 @golden_test.needs('math_equivalence')

@@ -159,11 +159,11 @@ class Scarce:
   def __init__(self, library, shortage):
     self.library, self.shortage = library, list(shortage)
 
-  def parse(self, text, parsing_timeout):
+  def read(self, text):
     for kind in self.shortage[:1]:
       self.shortage.pop(0)
       raise kind
-    return self.library.parse(text, parsing_timeout)
+    return self.library.read(text)
 
   def __getattr__(self, name):
     return getattr(self.library, name)
