@@ -47,12 +47,9 @@ from grpo_jax.data._files import fingerprint
 from grpo_jax.data._files import format_of
 from grpo_jax.data._files import is_pattern
 from grpo_jax.data._gguf import gguf_metadata
-from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._jsonl import jsonl_source
 from grpo_jax.data._largest import LargestSource
-from grpo_jax.data._last_turn import WithoutLastTurns
-from grpo_jax.data._last_turn import without_last_turn
 from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
@@ -70,14 +67,17 @@ from grpo_jax.data._rows import row_name
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
-from grpo_jax.data._stages import Stage
-from grpo_jax.data._stages import stages
 from grpo_jax.data._tfds import tfds_source
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
 from grpo_jax.data._tokenizer_from import EOS_TOKENS
 from grpo_jax.data._tokenizer_from import check_vocab_size
 from grpo_jax.data._tokenizer_from import tokenizer_from
+from grpo_jax.data._views import Joined
+from grpo_jax.data._views import Stage
+from grpo_jax.data._views import WithoutLastTurns
+from grpo_jax.data._views import stages
+from grpo_jax.data._views import without_last_turn
 
 __all__ = (
   'ALPHABET',
