@@ -13,7 +13,6 @@ import re
 
 from grpo_jax import diagnostics
 from grpo_jax import losses
-from grpo_jax.commands import help_text
 from grpo_jax.commands import options
 from grpo_jax.commands import peers
 from grpo_jax.commands import table as command_line
@@ -62,7 +61,7 @@ def commands() -> str:
   """What can be typed, from the table of the command line."""
   rows = ['| command | what it does |', '| --- | --- |']
   for name, command in command_line.COMMANDS.items():
-    takes = ''.join(f' {help_text.placeholder(x)}' for x in command.takes)
+    takes = ''.join(f' {options.placeholder(x)}' for x in command.takes)
     rows.append(f'| `grpo-jax {name}{takes}` | {command.what} |')
   return '\n'.join(rows)
 

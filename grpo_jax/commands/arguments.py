@@ -8,7 +8,6 @@ import types
 import typing
 from typing import Any
 
-from grpo_jax.commands import help_text
 from grpo_jax.commands import options
 from grpo_jax.commands import printing
 from grpo_jax.commands import table
@@ -167,7 +166,7 @@ def _require(
       f'--workdir={workdir} is in a bucket, where {command} cannot write; give '
       'a directory.'
     )
-  examples = f'As in:\n{help_text.EXAMPLES}'
+  examples = f'As in:\n{options.EXAMPLES}'
   for wanted in table.COMMANDS[command].takes:
     if not wanted.startswith('*') and not values[wanted]:
       raise ValueError(f'{command} needs a {wanted}. {examples}')

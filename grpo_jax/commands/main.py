@@ -20,7 +20,7 @@ from absl import logging
 
 from grpo_jax import __version__
 from grpo_jax.commands import arguments
-from grpo_jax.commands import help_text
+from grpo_jax.commands import options
 from grpo_jax.commands import printing
 from grpo_jax.commands import refusals
 from grpo_jax.commands import table
@@ -68,7 +68,7 @@ def _information(words: Sequence[str]) -> str:
     )
   asks = _HELP & {word.partition('=')[0] for word in words}
   if asks or words[:1] in ([], ['help']):
-    return help_text.text(words[0] if words else '', printing.columns())
+    return options.help_text(words[0] if words else '', printing.columns())
   return ''
 
 
@@ -82,7 +82,7 @@ def _refuse(error: Exception) -> int:
   if {'--verbose', '-verbose'} & {*sys.argv}:
     _print_trace(error)
   text = refusals.sentence(error) or plain_text.said(error)
-  text, examples, _ = text.partition(f'\n{help_text.EXAMPLES}')
+  text, examples, _ = text.partition(f'\n{options.EXAMPLES}')
   text = plain_text.printable(' '.join(text.split()))
   print(f'grpo-jax: {text}{examples}', file=sys.stderr)
   return 2

@@ -28,10 +28,6 @@ imported inside the functions that need them, because they are slow to import.
 
 from grpo_jax.data._ahead import MakeAhead
 from grpo_jax.data._ahead import ReadAhead
-from grpo_jax.data._arithmetic import ALPHABET
-from grpo_jax.data._arithmetic import ArithmeticDemonstrations
-from grpo_jax.data._arithmetic import ArithmeticSource
-from grpo_jax.data._arithmetic import arithmetic_demonstrations
 from grpo_jax.data._array_record import array_record_source
 from grpo_jax.data._arrow import arrow_source
 from grpo_jax.data._chat import ChatTemplate
@@ -47,12 +43,8 @@ from grpo_jax.data._files import fingerprint
 from grpo_jax.data._files import format_of
 from grpo_jax.data._files import is_pattern
 from grpo_jax.data._gguf import gguf_metadata
-from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._jsonl import jsonl_source
-from grpo_jax.data._largest import LargestSource
-from grpo_jax.data._last_turn import WithoutLastTurns
-from grpo_jax.data._last_turn import without_last_turn
 from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
@@ -70,14 +62,22 @@ from grpo_jax.data._rows import row_name
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
-from grpo_jax.data._stages import Stage
-from grpo_jax.data._stages import stages
+from grpo_jax.data._tasks import ALPHABET
+from grpo_jax.data._tasks import ArithmeticDemonstrations
+from grpo_jax.data._tasks import ArithmeticSource
+from grpo_jax.data._tasks import LargestSource
+from grpo_jax.data._tasks import arithmetic_demonstrations
 from grpo_jax.data._tfds import tfds_source
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
 from grpo_jax.data._tokenizer_from import EOS_TOKENS
 from grpo_jax.data._tokenizer_from import check_vocab_size
 from grpo_jax.data._tokenizer_from import tokenizer_from
+from grpo_jax.data._views import Joined
+from grpo_jax.data._views import Stage
+from grpo_jax.data._views import WithoutLastTurns
+from grpo_jax.data._views import stages
+from grpo_jax.data._views import without_last_turn
 
 __all__ = (
   'ALPHABET',

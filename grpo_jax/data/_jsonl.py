@@ -17,8 +17,8 @@ from typing import BinaryIO
 import numpy as np
 
 from grpo_jax.data import _files
-from grpo_jax.data import _joined
 from grpo_jax.data import _records
+from grpo_jax.data import _views
 
 # Of a larger file some lines are checked when the source is made: checking all
 # of a million takes ten seconds, and finding where they begin half a second.
@@ -70,7 +70,7 @@ def jsonl_source(
       empty = error
   if not found and empty:
     raise empty
-  return found[0] if len(found) == 1 else _joined.Joined(found)
+  return found[0] if len(found) == 1 else _views.Joined(found)
 
 
 @dataclasses.dataclass(frozen=True)

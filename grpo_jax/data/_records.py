@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax.data import _last_turn
+from grpo_jax.data import _views
 from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
 
@@ -61,7 +61,7 @@ def checked(
   fields: Mapping[str, Any] = {'prompt': record[prompt_field], 'answer': own}
   if last_turn == 'answer':
     try:
-      fields = _last_turn.without_last_turn(fields)
+      fields = _views.without_last_turn(fields)
     except ValueError as error:
       raise ValueError(f'{where} cannot be used: {error}') from error
   # A turn is the answer of a record that says nothing else of its answer.

@@ -6,12 +6,12 @@ from typing import Any
 from grpo_jax.config import plain_text
 from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import prompt_problem
-from grpo_jax.data._joined import Joined
 from grpo_jax.data._jsonl import JsonlSource
-from grpo_jax.data._last_turn import WithoutLastTurns
 from grpo_jax.data._records import FileSource
-from grpo_jax.data._stages import Stage
 from grpo_jax.data._tokenizer import Tokenizer
+from grpo_jax.data._views import Joined
+from grpo_jax.data._views import Stage
+from grpo_jax.data._views import WithoutLastTurns
 
 
 def row_at(source: Any, place: int) -> Mapping[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from grpo_jax.config import gguf_files
 from grpo_jax.data import _backend
-from grpo_jax.data._arithmetic import ALPHABET
 from grpo_jax.data._chat import PLAIN
 from grpo_jax.data._chat import PromptFormat
+from grpo_jax.data._tasks import ALPHABET
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
 

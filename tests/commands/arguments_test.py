@@ -8,7 +8,7 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax.commands import arguments
-from grpo_jax.commands import help_text
+from grpo_jax.commands import options
 from grpo_jax.commands import refusals
 from grpo_jax.commands import table
 from grpo_jax.config import load
@@ -247,11 +247,11 @@ def test_fields_are_known(name, is_known):
 
 
 def test_the_help_of_a_flag_has_its_form_and_its_default():
-  said = help_text.text('convert', 200)
+  said = options.help_text('convert', 200)
   assert '  --adapter             Write only a run' in said
   assert '  --shard_gb=...        Largest file of weights, in GB' in said
   assert "go into the next. ('5.0')" in said
-  assert "none above --samples. ('1,8')" in help_text.text('eval', 200)
+  assert "none above --samples. ('1,8')" in options.help_text('eval', 200)
 
 
 def test_every_flag_of_a_command_is_in_the_table():

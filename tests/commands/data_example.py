@@ -15,7 +15,7 @@ import tempfile
 from rich import console
 
 from grpo_jax import config as config_lib
-from grpo_jax.data import survey_tables
+from grpo_jax.commands import show_data
 from grpo_jax.run.build import data_survey
 from tests.golden import chat as golden
 
@@ -100,9 +100,7 @@ def printed(found, columns=80, draws=False):
   screen = console.Console(
     file=out, width=columns, highlight=False, markup=False
   )
-  for part in survey_tables.parts(
-    found, survey_tables.Terminal(columns, draws)
-  ):
+  for part in show_data.parts(found, show_data.Terminal(columns, draws)):
     screen.print(part)
   return '\n'.join(line.rstrip() for line in out.getvalue().splitlines())
 

@@ -7,8 +7,8 @@ import types
 import pytest
 
 import grpo_jax
-from grpo_jax.commands import help_text
 from grpo_jax.commands import main
+from grpo_jax.commands import options
 from grpo_jax.commands import report
 from grpo_jax.planning import roofline
 from grpo_jax.rollouts import parquet
@@ -224,7 +224,7 @@ def test_the_examples_of_a_refusal_stand_on_their_lines(given, words):
   assert_refused(done, words)
   first, *examples = done.stderr.splitlines()
   assert first.endswith('As in:')
-  assert examples == help_text.EXAMPLES.splitlines() and len(examples) > 3
+  assert examples == options.EXAMPLES.splitlines() and len(examples) > 3
 
 
 def test_the_lines_of_another_error_become_one(capsys):

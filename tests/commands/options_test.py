@@ -9,7 +9,6 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import losses
-from grpo_jax.commands import help_text
 from grpo_jax.commands import options
 from grpo_jax.commands import peers
 from grpo_jax.config.fields import field
@@ -122,7 +121,7 @@ def test_markdown_has_a_row_for_each_option():
 
 @pytest.mark.parametrize('width', [60, 80, 120])
 def test_help_fits_the_terminal(width):
-  lines = help_text.fields(width).splitlines()
+  lines = options.fields(width).splitlines()
   assert max(map(len, lines)) <= width
   text = ' '.join(' '.join(lines).split())
   for option in options.describe():

@@ -17,7 +17,6 @@ from grpo_jax import data
 from grpo_jax.commands import show_data
 from grpo_jax.data import character_tokenizer
 from grpo_jax.data import survey
-from grpo_jax.data import survey_tables
 from grpo_jax.data.survey import Part
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import data_survey
@@ -178,7 +177,7 @@ def test_reports_fit_the_terminal(found, columns, draws):
 
 
 def test_what_is_too_long_has_another_colour(found):
-  lines = survey_tables.parts(found, survey_tables.Terminal(80, True))
+  lines = show_data.parts(found, show_data.Terminal(80, True))
   red = [str(line) for line in lines if getattr(line, 'style', '') == 'red']
   assert [line.split()[0] for line in red] == ['161-180', '181-200', '201-204']
 
@@ -188,21 +187,19 @@ def test_answers_of_any_type_go_into_json(tmp_path):
   part = Part('x', 'train', [], 1.0)
   place = survey.Place(part, 0)
   shown = [survey.Shown(place, {'answer': one}, [], '') for one in answers]
-  written = survey_tables.to_json(survey.Survey((), tuple(shown), (), {}, 1))
+  written = show_data.to_json(survey.Survey((), tuple(shown), (), {}, 1))
   json.dumps(written)
   got = [one['answer'] for one in written['prompts']]
   assert got == ['7', {'1': "b'x'"}, None, [1.5, 'é']]
 
 
 def test_what_is_not_seen_is_marked():
-  lines = list(
-    survey_tables._folded('a  \n\tb\x1b[2J\u202e\n\nlast \u00e9  ', 60)
-  )
+  lines = list(show_data._folded('a  \n\tb\x1b[2J\u202e\n\nlast \u00e9  ', 60))
   assert lines == [
     r'| a  \n', r'| \tb\x1b[2J\u202e\n', r'| \n', r'| last é\x20\x20',
   ]  # fmt: skip
   long = 'ab ' * 30 + '\u4e2d' * 40 + 'x' * 100
-  pieces = list(survey_tables._folded(long, 40))
+  pieces = list(show_data._folded(long, 40))
   assert max(map(cells.cell_len, pieces)) <= 40
   assert ''.join(piece[2:] for piece in pieces) == long
 
@@ -218,12 +215,12 @@ def test_long_prompts_are_cut_in_print_and_whole_in_json(tmp_path):
   text = data_example.printed(found)
   assert '5,000 more characters' in text and '8936 more' in text
   assert len(text) < 9000
-  (shown,) = survey_tables.to_json(found)['prompts']
+  (shown,) = show_data.to_json(found)['prompts']
   assert shown['text'] == '12=' * 3000 and len(shown['ids']) == 9000
 
 
 def test_json_has_all_that_is_printed(found):
-  answer = survey_tables.to_json(found)
+  answer = show_data.to_json(found)
   assert json.loads(json.dumps(answer, allow_nan=False)) == answer
   assert [one['records'] for one in answer['sources']] == [400, 90, 60]
   assert [one['share'] for one in answer['sources']] == [0.75, 0.25, None]
@@ -381,7 +378,7 @@ def test_what_becomes_of_the_last_turn_is_said(tmp_path):
     ' off the prompt as the answer of 2 and beside the answer of 1.'
   ) in said
   assert '0 of 5 records that were read cannot be used.' in said
-  written = survey_tables.to_json(found)
+  written = show_data.to_json(found)
   (source,) = written['sources']
   ends = {'answer': 2, 'beside_answer': 1, 'prefill': 0, 'unknown': 0}
   assert source['last_turns'] == ends
@@ -402,5 +399,5 @@ def test_what_becomes_of_the_last_turn_is_said(tmp_path):
   kept = {'data.last_turn': 'prefill', 'data.answer_field': ''}
   found, said = chats(tmp_path, records, **kept)
   assert 'completions go on where they end (data.last_turn=prefill).' in said
-  (source,) = survey_tables.to_json(found)['sources']
+  (source,) = show_data.to_json(found)['sources']
   assert source['last_turns']['prefill'] == 3
