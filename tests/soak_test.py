@@ -25,6 +25,7 @@ def started(*scripts):
   return every
 
 
+@pytest.mark.long
 def test_one_that_was_asked_to_end_must_end_itself(monkeypatch):
   monkeypatch.setattr(soak, 'MOST_SECS', 5.0)
   ends = 'echo ready; exit 143'

@@ -203,7 +203,7 @@ LATE_INPUT = {
     pytest.param('nan', marks=pytest.mark.long),
     pytest.param('too few', marks=pytest.mark.long),
     pytest.param('exits', marks=pytest.mark.long),
-    'long prompt',
+    pytest.param('long prompt', marks=pytest.mark.long),
   ],
 )
 def test_bad_input_of_the_first_rollout_is_said_too(name, tmp_path):

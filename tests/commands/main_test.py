@@ -193,6 +193,7 @@ def test_a_killed_run_ends_as_the_one_that_was_not(finished, tmp_path):
   runs.assert_equal(tmp_path, finished[0])
 
 
+@pytest.mark.long
 def test_profiled_steps_leave_a_trace(copied):
   workdir = copied
   done = call(

@@ -456,13 +456,31 @@ AGAIN, KILLED = processes.START_AGAIN, -signal.SIGKILL
   'case, codes, speaker, words',
   [
     ('dies', (AGAIN, KILLED), 0, 'Process 1 on '),
-    ('dies in a program', (AGAIN, KILLED), 0, 'Process 1 on '),
+    pytest.param(
+      'dies in a program',
+      (AGAIN, KILLED),
+      0,
+      'Process 1 on ',
+      marks=pytest.mark.long,
+    ),
     ('hangs', (AGAIN, None), 0, 'has been silent for 4 s'),
-    ('first hangs', (None, AGAIN), 1, 'Process 0 does not answer'),
+    pytest.param(
+      'first hangs',
+      (None, AGAIN),
+      1,
+      'Process 0 does not answer',
+      marks=pytest.mark.long,
+    ),
     ('raises', (2, 2), 0, 'Process 1 has failed: ValueError: it refuses'),
     ('first raises', (2, 2), 1, 'Process 0 has failed: ValueError: it refu'),
     ('fails far off', (2, 2), 0, 'Process 1 has failed: ValueError: nobody'),
-    ('first fails far off', (2, 2), 1, 'Process 0 has failed: ValueError: nob'),
+    pytest.param(
+      'first fails far off',
+      (2, 2),
+      1,
+      'Process 0 has failed: ValueError: nob',
+      marks=pytest.mark.long,
+    ),
   ],
 )
 def test_what_happens_to_one_ends_the_other(case, codes, speaker, words, forks):

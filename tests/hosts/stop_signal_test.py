@@ -93,6 +93,7 @@ def test_nobody_waits_for_a_slow_reward_and_a_full_disk_is_survived(
   assert not runs.processes_with(f'JUDGING={tmp_path / "judging"}')
 
 
+@pytest.mark.long
 def test_a_signal_while_a_reward_is_slow_and_nobody_listens_any_more(
   tmp_path, monkeypatch
 ):

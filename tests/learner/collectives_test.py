@@ -125,7 +125,8 @@ def needed(params, mesh, remat):
 @pytest.mark.parametrize(
   'name, remat',
   [
-    ('data', 'none'),  # gathers no weights, so a gather of metrics is seen
+    # Gathers no weights, so a gather of metrics is seen.
+    pytest.param('data', 'none', marks=pytest.mark.long),
     ('data x fsdp x tensor', 'layer'),
   ],
 )

@@ -163,7 +163,7 @@ def moved(mesh):
 @pytest.mark.parametrize(
   'mesh',
   [
-    dict(fsdp=2, expert=2),
+    pytest.param(dict(fsdp=2, expert=2), marks=pytest.mark.long),
     pytest.param(dict(data=2, expert=4), marks=pytest.mark.long),
   ],
   ids=str,

@@ -57,11 +57,11 @@ def whole(name):
 
 
 CUTS = [
-  spec('padded', 3),  # an all-padding tail
   spec('shared', 2, row_completions=2),  # inside groups
   spec('packed', 2),
 ]
 MORE = [
+  spec('padded', 3),  # an all-padding tail
   spec('padded', 16),
   spec('padded', 1),
   spec('shared', 4),

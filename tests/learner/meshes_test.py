@@ -162,6 +162,7 @@ def test_the_memory_of_activations_falls_with_the_parts_of_rows():
   assert whole / quarters > 0.8 * 4, (whole, quarters)
 
 
+@pytest.mark.long
 def test_the_memory_of_the_residual_stream_falls_with_tensor():
   """What of it is kept of each further layer, at least .8 of what it could."""
 

@@ -209,7 +209,9 @@ def test_the_end_of_a_rollout_is_scored_again():
   assert 0 < found['rollout_clipped'] <= found['rollout_outside']
 
 
-@pytest.mark.parametrize('name', ['grpo', 'clip_cov'])
+@pytest.mark.parametrize(
+  'name', ['grpo', pytest.param('clip_cov', marks=pytest.mark.long)]
+)
 def test_the_outward_gradient_is_that_of_the_clipped_tokens(name):
   """Summed over micro-batches, for methods of either scope."""
   heard = []

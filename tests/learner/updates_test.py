@@ -458,7 +458,8 @@ def test_what_is_compiled_ahead_is_what_is_called(method, options):
   assert not set(ahead) & set(later)
 
 
-@pytest.mark.parametrize('step', [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize('step', [0, 1])
 def test_the_step_at_which_a_run_goes_on_is_compiled_ahead(step):
   """A step that measures overshoot is another program than other steps."""
   learner = bigram.changed(

@@ -69,7 +69,7 @@ def test_every_kind_of_cache_draws_the_same_tokens(kind):
 @pytest.mark.parametrize(
   'kind',
   [
-    'mask',
+    pytest.param('mask', marks=pytest.mark.long),
     pytest.param('causal', marks=pytest.mark.long),
     pytest.param('no cache', marks=pytest.mark.long),
   ],

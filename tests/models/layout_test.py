@@ -45,7 +45,7 @@ def scores_and_gradient(kind, is_fancy, group=4):
   [
     ('packed', True, 4),
     ('shared', True, 4),
-    ('shared', False, 1),
+    pytest.param('shared', False, 1, marks=pytest.mark.long),
     pytest.param('packed', False, 1, marks=pytest.mark.long),
     pytest.param('copied', True, 4, marks=pytest.mark.long),
     pytest.param('packed', False, 4, marks=pytest.mark.long),

@@ -337,7 +337,11 @@ def write(file):
     FILES + 'kept = [tempfile.TemporaryFile() for _ in range(4)]\n'
     'for one in kept: write(open(one.fileno(), "wb", closefd=False))\n'
     'time.sleep(1000)',
-    'for n in range(50_000): open(str(n), "wb")\nimport time; time.sleep(1000)',
+    pytest.param(
+      'import time\nfor n in range(50_000): open(str(n), "wb")\n'
+      'time.sleep(1000)',
+      marks=pytest.mark.long,
+    ),
   ],
 )
 def test_the_files_of_a_program_have_a_limit_together(

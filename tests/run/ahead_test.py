@@ -247,7 +247,9 @@ def test_a_judge_that_fails_in_the_thread_fails_as_in_turn(
   runs.assert_equal(tmp_path / 'whole', tmp_path / '1')
 
 
-@pytest.mark.parametrize('by_signal', [False, True])
+@pytest.mark.parametrize(
+  'by_signal', [False, pytest.param(True, marks=pytest.mark.long)]
+)
 def test_a_stop_ends_what_the_thread_draws(
   by_signal, whole, tmp_path, monkeypatch
 ):

@@ -50,6 +50,7 @@ def test_short_ones_are_not_worth_a_word():
     assert watch.warning({}) == ''
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
   tmp_path, monkeypatch
 ):

@@ -130,6 +130,7 @@ def test_a_run_in_pieces_is_the_run_in_one(whole, tmp_path):
   runs.assert_equal(whole, tmp_path)
 
 
+@pytest.mark.long
 def test_a_failure_may_get_a_reward_and_a_function_may_come_twice(tmp_path):
   stated = dict(on_failure='reward', failed_reward=-2.0)
   rewards = (

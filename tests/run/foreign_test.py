@@ -66,7 +66,7 @@ def whole(shared_programs, own, tmp_path_factory):
 @pytest.mark.parametrize(
   'kind',
   [
-    'mask',
+    pytest.param('mask', marks=pytest.mark.long),
     # What they draw and score is compared in models/foreign_test.py.
     pytest.param('causal', marks=pytest.mark.long),
     pytest.param('no cache', marks=pytest.mark.long),

@@ -29,7 +29,7 @@ def trained(workdir, patch, **changes):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize('ahead', [0, 1])
+@pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_fake_engine_runs_a_whole_training(ahead, tmp_path, monkeypatch):
   changes = {'sampler.ahead': ahead}
   if ahead:

@@ -54,7 +54,7 @@ def generation(made, sampling=PLAIN, prompts=None, limit=12):
 @pytest.mark.parametrize(
   'temperature, changes',
   [
-    pytest.param(1.0, {'num_layers': 2}, marks=pytest.mark.quick),
+    pytest.param(1.0, {'num_layers': 2}, marks=pytest.mark.long),
     pytest.param(2.0, FANCY, marks=pytest.mark.quick),
     pytest.param(0.5, {}, marks=pytest.mark.long),
     pytest.param(1.0, tiny.FANCY, marks=pytest.mark.long),
@@ -208,6 +208,7 @@ def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
   assert axes == {'tensor'}
 
 
+@pytest.mark.long
 def test_caches_stay_split_over_rows_and_heads():
   """From the prompts on, while decoding, and after rows were dropped."""
   prompts = tiny.ragged(prompts=16)[0]
@@ -431,7 +432,9 @@ def test_loading_copies_so_that_donation_is_safe():
 @pytest.mark.parametrize(
   'dtype, mesh, same',
   [
-    ('float32', 1, {'embedding', 'head', 'final_norm'}),
+    pytest.param(
+      'float32', 1, {'embedding', 'head', 'final_norm'}, marks=pytest.mark.long
+    ),
     pytest.param('bfloat16', None, {'final_norm'}, marks=pytest.mark.long),
     pytest.param(
       'float32',

@@ -129,6 +129,7 @@ for _ in side_by_side.run([steps(False), steps(True)]):
 """
 
 
+@pytest.mark.long
 def test_a_program_may_end_while_a_piece_is_drawn():
   done = subprocess.run(
     [sys.executable, '-c', LEAVES],

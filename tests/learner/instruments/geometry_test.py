@@ -210,7 +210,9 @@ CASES = [
   ('grpo', 'shared', {}),
   pytest.param('gspo', 'padded', {}, marks=pytest.mark.long),
   ('kl_cov', 'packed', {}),  # a loss that couples completions
-  ('grpo', 'shared', dict(frozen=of_positions)),
+  pytest.param(
+    'grpo', 'shared', dict(frozen=of_positions), marks=pytest.mark.long
+  ),
   ('grpo', 'shared', dict(mesh=(2, 2, 2))),
   *(
     pytest.param(*case, marks=pytest.mark.long)

@@ -46,7 +46,9 @@ def reader(monkeypatch):
 
 
 # They read a number with the code of `gsm8k`, and take most of the time.
-LONG = dict.fromkeys(['last_number', 'number'], [pytest.mark.long])
+LONG = dict.fromkeys(
+  ['last_number', 'multiple_choice', 'number'], [pytest.mark.long]
+)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.rewards.verifiers import hostile_code
 LIMIT_SECS = 60.0  # none but sympy needs a hundredth of it
 HASTY_SECS = 4.0  # for sympy, which may need any time
 HANG_SECS = 120.0  # which only what hangs takes
-EVERY = 9  # of the completions of a kind, one in so many is in the short part
+EVERY = 20  # of the completions of a kind, one in so many is in the short part
 MODULE = 'tests.rewards.verifiers'
 NAMES = [
   name
