@@ -209,18 +209,18 @@ EQUIVALENT |= {
     '0 -> 1',
   ): 'nobody reads a slot without a pair, forwards or backwards',
   (
-    'models/rope.py:query_scale',
+    'models/layers.py:query_scale',
     'factor = 0.1 * math.log(scaling.factor) + 1 if scaling.factor > 1 else '
     '1.0',
     'scaling.factor > 1 -> scaling.factor >= 1',
   ): 'the logarithm of 1 is 0',
   (
-    'models/kernels/cudnn.py:cudnn',
+    'models/kernels/rows.py:cudnn',
     'interpret: bool = False,',
     'False -> True',
   ): 'every caller gives it',
   (
-    'models/kernels/splash.py:splash.local.run',
+    'models/kernels/rows.py:splash.local.run',
     'return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)',
     '2 -> 3',
   ): 'the masks of all heads are alike, and the kernel keeps one for all',

@@ -12,6 +12,7 @@ checkpoints use this tree, and scoring scans over it. For decoding, `unstack`
 turns it into a tree of single layers.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from flax import nnx
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,27 +28,60 @@ from numpy.typing import ArrayLike
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models import axes
-from grpo_jax.models import flops
+from grpo_jax.models import config as config_lib
+from grpo_jax.models import experts
 from grpo_jax.models import lora
-from grpo_jax.models import remat
-from grpo_jax.models import routing
 from grpo_jax.models import scores
-from grpo_jax.models import unused
 from grpo_jax.models.attention import Attention as AttentionFunction
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
 from grpo_jax.models.layers import RMSNorm
 from grpo_jax.models.protocol import ScoreRouted
+from grpo_jax.models.softmax import CHECKPOINT_NAME
 
 Array = jax.Array
 Params = dict[str, Any]
+
+_INPUT = 'input'  # what `jax.checkpoint` calls the residual stream
 
 
 def _stack(did: list[Any]) -> Any:
   """What routers did, over the layers that have one; None if none has."""
   did = [one for one in did if one is not None]
   return jax.tree.map(lambda *x: jnp.stack(x), *did) if did else None
+
+
+def _computed_again(run: Callable[..., Any], policy: str) -> Callable[..., Any]:
+  """The same function, whose backward pass computes it again.
+
+  Args:
+    run: A function of the kinds of some layers, which are static, of the
+      residual stream, and of the parameters of these layers.
+    policy: One of `config.REMAT`. What `layers.keep_products` drops is computed
+      again under all of them.
+
+  Returns:
+    `run` itself under `'none'`.
+  """
+  policies, kept = jax.checkpoint_policies, None
+  if policy == 'none':
+    return run
+  if policy == 'attention':
+    kept = policies.save_only_these_names(CHECKPOINT_NAME)
+  if policy == 'offload':
+    kept = policies.save_and_offload_only_these_names(
+      names_which_can_be_saved=[],
+      names_which_can_be_offloaded=[_INPUT],
+      offload_src='device',
+      offload_dst='pinned_host',
+    )
+
+  def named(kinds, x, layers):
+    return run(kinds, checkpoint_name(x, _INPUT), layers)
+
+  run = named if policy == 'offload' else run
+  return jax.checkpoint(run, static_argnums=0, policy=kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +126,7 @@ class Transformer:
   @property
   def bytes_per_token(self) -> int:
     """See `models.bytes_per_token`."""
-    return flops.bytes_per_token(self.config)
+    return config_lib.bytes_per_token(self.config)
 
   @property
   def key_cost(self) -> float:
@@ -125,7 +160,7 @@ class Transformer:
     self, context: ArrayLike, with_head: bool = True
   ) -> np.ndarray:
     """See `models.flops_per_token`."""
-    return flops.flops_per_token(self.config, context, with_head)
+    return config_lib.flops_per_token(self.config, context, with_head)
 
   @functools.cached_property
   def _blocks(self) -> dict[LayerKind, Any]:
@@ -215,7 +250,7 @@ class Transformer:
     attention: AttentionFunction,
     cache: list[Any] | None = None,
     counted: Array | None = None,
-  ) -> tuple[Array, list[Any] | None, routing.Routing]:
+  ) -> tuple[Array, list[Any] | None, experts.Routing]:
     """`hidden` of a model that `routes`, and what its routers did.
 
     Args:
@@ -232,7 +267,7 @@ class Transformer:
     """
     given = params, tokens, positions, attention, cache, counted
     hidden, cache, routed = self._hidden(*given)
-    return hidden, cache, routing.of_model(routed, self.config)
+    return hidden, cache, experts.model_routing(routed, self.config)
 
   def _hidden(
     self, params, tokens, positions, attention, cache, counted=None
@@ -321,7 +356,7 @@ class Transformer:
         did.append(routed)
       return x, _stack(did)
 
-    run = remat.again(run, self.config.remat)
+    run = _computed_again(run, self.config.remat)
     x, repeated = lax.scan(
       lambda x, layers: run(self.config.pattern, x, layers),
       x,
@@ -342,7 +377,7 @@ class Transformer:
       hidden: f[..., width], as `hidden` returns it.
 
     Returns:
-      f32[..., V]; of ids that no token has, `unused.LOGIT`.
+      f32[..., V]; of ids that no token has, `scores.UNUSED_LOGIT`.
     """
     # Factors in the compute dtype, sums in float32: the softmax needs them.
     weight = params.get('head')  # absent if tied
@@ -354,7 +389,7 @@ class Transformer:
     )
     if self.config.logit_cap is not None:
       logits = self.config.logit_cap * jnp.tanh(logits / self.config.logit_cap)
-    logits = unused.without(logits, self.config.unused_ids)
+    logits = scores.without_ids(logits, self.config.unused_ids)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def logical_axes(
