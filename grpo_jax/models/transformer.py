@@ -12,7 +12,6 @@ checkpoints use this tree, and scoring scans over it. For decoding, `unstack`
 turns it into a tree of single layers.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -43,45 +42,25 @@ from grpo_jax.models.softmax import CHECKPOINT_NAME
 Array = jax.Array
 Params = dict[str, Any]
 
-_INPUT = 'input'  # what `jax.checkpoint` calls the residual stream
+_INPUT = 'input'  # what `jax.checkpoint` calls the input of layers
+# What is kept of layers that are computed again, beside their input; see
+# `config.REMAT`. What `layers.keep_products` drops is under all of them.
+_KEPT = {
+  'layer': None,
+  'attention': jax.checkpoint_policies.save_only_these_names(CHECKPOINT_NAME),
+  'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[_INPUT],
+    offload_src='device',
+    offload_dst='pinned_host',
+  ),
+}
 
 
 def _stack(did: list[Any]) -> Any:
   """What routers did, over the layers that have one; None if none has."""
   did = [one for one in did if one is not None]
   return jax.tree.map(lambda *x: jnp.stack(x), *did) if did else None
-
-
-def _computed_again(run: Callable[..., Any], policy: str) -> Callable[..., Any]:
-  """The same function, whose backward pass computes it again.
-
-  Args:
-    run: A function of the kinds of some layers, which are static, of the
-      residual stream, and of the parameters of these layers.
-    policy: One of `config.REMAT`. What `layers.keep_products` drops is computed
-      again under all of them.
-
-  Returns:
-    `run` itself under `'none'`.
-  """
-  policies, kept = jax.checkpoint_policies, None
-  if policy == 'none':
-    return run
-  if policy == 'attention':
-    kept = policies.save_only_these_names(CHECKPOINT_NAME)
-  if policy == 'offload':
-    kept = policies.save_and_offload_only_these_names(
-      names_which_can_be_saved=[],
-      names_which_can_be_offloaded=[_INPUT],
-      offload_src='device',
-      offload_dst='pinned_host',
-    )
-
-  def named(kinds, x, layers):
-    return run(kinds, checkpoint_name(x, _INPUT), layers)
-
-  run = named if policy == 'offload' else run
-  return jax.checkpoint(run, static_argnums=0, policy=kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,10 +324,14 @@ class Transformer:
   def _scanned(self, params, x, positions, attention, counted):
     """All layers: a scan over the repetitions of the pattern, then the tail."""
 
+    remat = self.config.remat
+
     def run(kinds, x, layers):
       did = []
+      if remat == 'offload':
+        x = checkpoint_name(x, _INPUT)
       # Under 'none' each part of a layer gathers what it reads.
-      if self.config.remat != 'none':
+      if remat != 'none':
         layers = self._gathered(layers, self.config.compute_dtype)
       for kind, layer in zip(kinds, layers, strict=True):
         given = layer, x, positions, attention, None, counted
@@ -356,7 +339,8 @@ class Transformer:
         did.append(routed)
       return x, _stack(did)
 
-    run = _computed_again(run, self.config.remat)
+    if remat != 'none':
+      run = jax.checkpoint(run, static_argnums=0, policy=_KEPT[remat])
     x, repeated = lax.scan(
       lambda x, layers: run(self.config.pattern, x, layers),
       x,
