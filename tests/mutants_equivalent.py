@@ -136,7 +136,7 @@ EQUIVALENT |= {
     'False -> True',
   ): 'it is not read; all models are scored by the same arguments',
   (
-    'models/weights/save.py:save',
+    'models/weights/writing.py:save',
     'shard_bytes: int = 5_000_000_000,',
     '5000000000 -> 5000000001',
   ): 'any number of about this size does; it bounds the size of a file',
@@ -225,7 +225,7 @@ EQUIVALENT |= {
     '2 -> 3',
   ): 'the masks of all heads are alike, and the kernel keeps one for all',
   (
-    'models/weights/place.py:_read',
+    'models/weights/reading.py:_read',
     'entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]',
     '(None,) * len(parameter.shape) -> (None,)',
   ): 'it decides on which devices a part is read, not what is read',
@@ -235,7 +235,7 @@ EQUIVALENT |= {
     'True -> False',
   ): 'an index has a slice for each axis',
   (
-    'models/weights/save.py:save',
+    'models/weights/writing.py:save',
     'if jax.process_count() > 1:',
     '1 -> 0',
   ): 'alone it is asked for arrays that nobody else waits for; it saves work',

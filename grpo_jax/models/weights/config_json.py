@@ -147,20 +147,22 @@ def context_tokens(config_json: Fields) -> int | None:
   return most
 
 
-def family_of(config_json: Fields) -> Family:
-  """The family that a `config.json` names, as architecture or as model type."""
-  named = config_json.get('architectures')
-  if named is not None and not isinstance(named, list | tuple):
+def architecture_of(config_json: Fields) -> Any:
+  """The architecture that a `config.json` names; None if it names none."""
+  named = config_json.get('architectures') or [None]
+  if not isinstance(named, list | tuple):
     raise ValueError(
       f'config.json has architectures={named!r:.60}; give a list of one name, '
       'such as ["LlamaForCausalLM"].'
     )
-  named = named or [
-    row.architecture
-    for row in families.FAMILIES
-    if row.model_type == config_json.get('model_type')
-  ]
-  return families.family(named[0] if named else None)
+  return named[0]
+
+
+def family_of(config_json: Fields) -> Family:
+  """The family that a `config.json` names, as architecture or as model type."""
+  kind = config_json.get('model_type')
+  by_type = (r.architecture for r in families.FAMILIES if r.model_type == kind)
+  return families.family(architecture_of(config_json) or next(by_type, None))
 
 
 def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
