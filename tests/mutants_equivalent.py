@@ -136,7 +136,7 @@ EQUIVALENT |= {
     'False -> True',
   ): 'it is not read; all models are scored by the same arguments',
   (
-    'models/weights/save.py:save',
+    'models/weights/writing.py:save',
     'shard_bytes: int = 5_000_000_000,',
     '5000000000 -> 5000000001',
   ): 'any number of about this size does; it bounds the size of a file',
@@ -209,23 +209,23 @@ EQUIVALENT |= {
     '0 -> 1',
   ): 'nobody reads a slot without a pair, forwards or backwards',
   (
-    'models/rope.py:query_scale',
+    'models/layers.py:query_scale',
     'factor = 0.1 * math.log(scaling.factor) + 1 if scaling.factor > 1 else '
     '1.0',
     'scaling.factor > 1 -> scaling.factor >= 1',
   ): 'the logarithm of 1 is 0',
   (
-    'models/kernels/cudnn.py:cudnn',
+    'models/kernels/rows.py:cudnn',
     'interpret: bool = False,',
     'False -> True',
   ): 'every caller gives it',
   (
-    'models/kernels/splash.py:splash.local.run',
+    'models/kernels/rows.py:splash.local.run',
     'return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)',
     '2 -> 3',
   ): 'the masks of all heads are alike, and the kernel keeps one for all',
   (
-    'models/weights/place.py:_read',
+    'models/weights/reading.py:_read',
     'entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]',
     '(None,) * len(parameter.shape) -> (None,)',
   ): 'it decides on which devices a part is read, not what is read',
@@ -235,7 +235,7 @@ EQUIVALENT |= {
     'True -> False',
   ): 'an index has a slice for each axis',
   (
-    'models/weights/save.py:save',
+    'models/weights/writing.py:save',
     'if jax.process_count() > 1:',
     '1 -> 0',
   ): 'alone it is asked for arrays that nobody else waits for; it saves work',

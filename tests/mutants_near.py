@@ -30,7 +30,7 @@ class Nearness:
     """Test files, the nearest first.
 
     Args:
-      path: A file of the package, as `grpo_jax/models/weights/rope.py`.
+      path: A file of the package, as `grpo_jax/models/weights/gguf.py`.
 
     Returns:
       First the file itself if it has doctests, then tests named after it or

@@ -132,7 +132,7 @@ class Sampled(NamedTuple):
     finish: ENDED, TRUNCATED, STOPPED or GOING.
     entropy: f32[t], of the policy at each token, nats; see `Capabilities`.
     routing: i32[t], a code of the experts that the pass before each token
-      chose, see `models.routing`; see `Capabilities`.
+      chose, see `models.experts`; see `Capabilities`.
     holder: The process that knows the completion, if not all of them do. In the
       others t is 0, and `finish` does not count.
   """

@@ -7,7 +7,7 @@ Read in this order:
 - `attention`: which tokens see which, in training and in decoding;
 - `layout`: how completions lie in the rows that the model reads;
 - `scores`: log-probability and entropy of each completion token;
-- `experts`, `routing`: mixtures of experts, and what their routers did;
+- `experts`: mixtures of experts, and what their routers did;
 - `kernels`: attention kernels of accelerators;
 - `weights`: pretrained models come in, and trained ones go out.
 """
@@ -17,14 +17,14 @@ from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import LowRank
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
-from grpo_jax.models.flops import bytes_per_token
-from grpo_jax.models.flops import flops_per_token
+from grpo_jax.models.config import bytes_per_token
+from grpo_jax.models.config import flops_per_token
+from grpo_jax.models.experts import balance
+from grpo_jax.models.experts import load_max
 from grpo_jax.models.protocol import Layered
 from grpo_jax.models.protocol import Model
 from grpo_jax.models.protocol import Routed
 from grpo_jax.models.protocol import Scores
-from grpo_jax.models.routing import balance
-from grpo_jax.models.routing import load_max
 from grpo_jax.models.scores import chunk_positions
 from grpo_jax.models.scores import score
 from grpo_jax.models.scores import score_routed

@@ -11,7 +11,7 @@ Three constructors make one:
 - `over_cache`: for one new token of each row that is being decoded.
 
 Where rows share a prompt, attention to the prompt and to the row's own tokens
-is computed apart, and the two parts are merged; see `attend`.
+is computed apart, and the two parts are merged; see `softmax`.
 
 Shapes: `Q` queries, `N` keys, `H` query heads, `K` key-value heads, `D` head
 size.
@@ -27,12 +27,12 @@ import jax.numpy as jnp
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
-from grpo_jax.models.attend import Partial
-from grpo_jax.models.attend import attend
-from grpo_jax.models.attend import attend_recent
-from grpo_jax.models.attend import merge
 from grpo_jax.models.layout import Blocks
 from grpo_jax.models.layout import Layout
+from grpo_jax.models.softmax import Partial
+from grpo_jax.models.softmax import attend
+from grpo_jax.models.softmax import attend_recent
+from grpo_jax.models.softmax import merge
 
 Array = jax.Array
 Attention = Callable[..., tuple[Array, Any]]

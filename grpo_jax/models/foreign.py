@@ -23,10 +23,10 @@ from numpy.typing import ArrayLike
 
 from grpo_jax.config import plain_text
 from grpo_jax.mesh import sharding
-from grpo_jax.models import unused
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.protocol import Scores
 from grpo_jax.models.scores import token_scores
+from grpo_jax.models.scores import without_ids
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -141,13 +141,13 @@ class Foreign:
         the columns of the cache, or the tokens of this call (S = Q).
 
     Returns:
-      f32[B,Q,V], with `unused.LOGIT` at `unused_ids`, and the cache with Q
-      more columns.
+      f32[B,Q,V], with `scores.UNUSED_LOGIT` at `unused_ids`, and the cache
+      with Q more columns.
     """
     module = self.module(params)
     logits, cache = self.call(module, tokens, positions, cache, mask)
     logits = logits.astype(jnp.float32)
-    return unused.without(logits, self.unused_ids), cache
+    return without_ids(logits, self.unused_ids), cache
 
   def empty_cache(self, params: Params, rows: int, columns: int) -> Any:
     """A cache for `columns` tokens of each row; the module must have one."""

@@ -382,8 +382,48 @@ def _pieces(prompts, tokens, length, slots) -> list[list[_Piece]]:
   return found
 
 
-def _mine(wanted: Wanted | None, rows: int, columns: int) -> np.ndarray:
-  return wanted(rows, columns) if wanted else np.ones(rows, bool)
+def _laid_out(
+  rows: Sequence[Sequence[Sequence[_Piece]]],
+  columns: int,
+  in_row: int,
+  tokens: Array,
+  wanted: Wanted | None,
+  share: bool,
+  is_cut: bool,
+  blocks: Blocks | None = None,
+) -> Layout:
+  """Writes bundles of completions that lie behind one copy of their prompt.
+
+  Args:
+    rows: The bundles of each row.
+    columns: `S`.
+    in_row: `C`.
+    tokens: i32[P,G,T], sampled ids.
+    wanted: See `Wanted`; None: all.
+    share: Whether a completion is a segment that continues its prompt's.
+      Otherwise it is part of the prompt's segment.
+    is_cut: Whether a completion may lie in several slots.
+    blocks: The columns of a prompt and of each completion; None: as many as
+      each has tokens.
+  """
+  fields = _empty(len(rows), columns, in_row, tokens, is_cut)
+  mine = wanted(len(rows), columns) if wanted else np.ones(len(rows), bool)
+  for row in np.flatnonzero(mine).tolist():
+    start, place, segment = 0, 0, 0
+    for bundle in rows[row]:
+      prompt = bundle[0].prompt
+      segment += 1
+      of_prompt, last = segment, start + len(prompt) - 1
+      _write(fields, row, start, prompt, 0, of_prompt)
+      start += blocks.prompt_tokens if blocks else len(prompt)
+      for piece in bundle:
+        segment += share
+        parent = of_prompt if share else 0
+        _write(fields, row, start, piece.ids, len(prompt), segment, parent)
+        _score(fields, row, place, piece, last, start)
+        start += blocks.completion_tokens if blocks else len(piece.ids)
+        place += 1
+  return Layout(**fields, parents=share, blocks=blocks)
 
 
 def padded_rows(
@@ -413,17 +453,10 @@ def padded_rows(
     ValueError: A prompt is empty, or a row does not fit.
   """
   pieces = list(itertools.chain(*_pieces(prompts, tokens, length, slots)))
-  fields = _empty(len(pieces), row_tokens, 1, tokens, slots is not None)
-  mine = _mine(wanted, len(pieces), row_tokens)
-  for row, piece in enumerate(pieces):
+  for piece in pieces:
     bucket(piece.tokens, (row_tokens,), 'prompt and completion')
-    if not mine[row]:
-      continue
-    behind = len(piece.prompt)
-    _write(fields, row, 0, piece.prompt, 0, 1)
-    _write(fields, row, behind, piece.ids, behind, 1)
-    _score(fields, row, 0, piece, behind - 1, behind)
-  return Layout(**fields)
+  rows, is_cut = [[[piece]] for piece in pieces], slots is not None
+  return _laid_out(rows, row_tokens, 1, tokens, wanted, False, is_cut)
 
 
 def packed_rows(
@@ -478,26 +511,13 @@ def packed_rows(
     for k, bundle in enumerate(bundles)
   }
   counts = {k: len(bundle) for k, bundle in enumerate(bundles)}
-  rows = _first_fit(sizes, row_tokens, counts, most)
-  most = max(sum(counts[k] for k in row) for row in rows)
-  fields = _empty(len(rows), row_tokens, most, tokens, slots is not None)
-  for r in np.flatnonzero(_mine(wanted, len(rows), row_tokens)):
-    row, start, place, segment = rows[r], 0, 0, 0
-    for bundle in (bundles[k] for k in row):
-      prompt = bundle[0].prompt
-      segment += 1
-      of_prompt, last = segment, start + len(prompt) - 1
-      _write(fields, r, start, prompt, 0, of_prompt)
-      start += len(prompt)
-      for piece in bundle:
-        # A completion that shares its prompt is a segment that continues the
-        # prompt's; one that does not is part of the prompt's segment.
-        segment += share
-        parent = of_prompt if share else 0
-        _write(fields, r, start, piece.ids, len(prompt), segment, parent)
-        _score(fields, r, place, piece, last, start)
-        start, place = start + len(piece.ids), place + 1
-  return Layout(**fields, parents=share)
+  rows = [
+    [bundles[k] for k in row]
+    for row in _first_fit(sizes, row_tokens, counts, most)
+  ]
+  most = max(sum(map(len, row)) for row in rows)
+  is_cut = slots is not None
+  return _laid_out(rows, row_tokens, most, tokens, wanted, share, is_cut)
 
 
 def _first_fit(
@@ -564,24 +584,14 @@ def shared_prompt(
   """
   _, group, most = tokens.shape
   rows = [
-    pieces[first : first + group]
+    [pieces[first : first + group]]
     for pieces in _pieces(prompts, tokens, length, slots)
     for first in range(0, len(pieces), group)
   ]
+  for ((piece, *_),) in rows:
+    bucket(len(piece.prompt), (prompt_tokens,), 'prompt')
   # Blocks have the same width, however short their completions are: attention
   # can then be computed block by block, as one array.
-  columns = prompt_tokens + group * most
-  fields = _empty(len(rows), columns, group, tokens, slots is not None)
-  mine = _mine(wanted, len(rows), columns)
-  for r, row in enumerate(rows):
-    prompt = row[0].prompt
-    bucket(len(prompt), (prompt_tokens,), 'prompt')
-    if not mine[r]:
-      continue
-    _write(fields, r, 0, prompt, 0, 1)
-    for block, piece in enumerate(row):
-      start = prompt_tokens + block * most
-      _write(fields, r, start, piece.ids, len(prompt), block + 2, parent=1)
-      _score(fields, r, block, piece, len(prompt) - 1, start)
+  columns, is_cut = prompt_tokens + group * most, slots is not None
   blocks = Blocks(prompt_tokens, group, most)
-  return Layout(**fields, parents=True, blocks=blocks)
+  return _laid_out(rows, columns, group, tokens, wanted, True, is_cut, blocks)

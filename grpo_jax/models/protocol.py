@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.experts import Routing
+from grpo_jax.models.experts import Statistics
 from grpo_jax.models.layout import Layout
-from grpo_jax.models.routing import Routing
-from grpo_jax.models.routing import Statistics
 
 Array = jax.Array
 Params = dict[str, Any]

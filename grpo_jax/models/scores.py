@@ -1,14 +1,16 @@
 """Scores: log-probability and entropy of every completion token in a layout."""
 
+from collections.abc import Sequence
 import math
 
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
-from grpo_jax.models import routing
+from grpo_jax.models import experts
 from grpo_jax.models.attention import over_layout
 from grpo_jax.models.layers import keep_products
 from grpo_jax.models.layout import Layout
@@ -20,6 +22,13 @@ Array = jax.Array
 
 _CHUNK_FLOATS = 2**24  # 64 MiB of logits at a time, on each data shard
 _CHUNK_FLOATS_CPU = 2**22  # 16 MiB, which its caches may hold
+
+UNUSED_LOGIT = -1e30
+"""The logit of an id that no token of the tokenizer has: it is never drawn.
+
+Its probability is 0 at any temperature, also where the policy is nearly sure,
+and it is finite: entropies and gradients have products of it with 0.
+"""
 
 
 def score(
@@ -86,7 +95,7 @@ def score_routed(
     params: Its parameters.
     layout: The rows.
     counted: bool[R,C,T], the completion tokens that count.
-    sampled: i32[R,C,T], `routing.Routing.code` of the sampler at each; None if
+    sampled: i32[R,C,T], `experts.Routing.code` of the sampler at each; None if
       it is not known.
     temperature: See `score`.
     with_entropy: See `score`.
@@ -116,7 +125,7 @@ def score_routed(
   if sampled is not None:
     code = jnp.take_along_axis(routed.code, column, axis=1)
     code = jnp.where(here, code.reshape(sampled.shape), 0)
-    disagreement = routing.disagreement(
+    disagreement = experts.disagreement(
       model.config, shards.sum_columns(code), sampled
     )
   return scores, Routed(shards.sum_columns(routed.statistics), disagreement)
@@ -291,3 +300,23 @@ def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:
   log_policy = logits - log_mass[..., None]
   entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
   return Scores(logp, entropy)
+
+
+def without_ids(logits: Array, unused: Sequence[tuple[int, int]]) -> Array:
+  """The logits of a policy that never draws some ids.
+
+  Args:
+    logits: f32[..., V].
+    unused: Runs `(first, end)` of ids; none: the logits stay what they are.
+
+  Returns:
+    f32[..., V], with `UNUSED_LOGIT` at these ids.
+  """
+  if not unused:
+    return logits
+  never = np.zeros(logits.shape[-1], bool)
+  for first, end in unused:
+    never[first:end] = True
+  # As many axes as the logits have: ranks are not promoted here.
+  never = never.reshape((1,) * (logits.ndim - 1) + (-1,))
+  return jnp.where(never, UNUSED_LOGIT, logits)

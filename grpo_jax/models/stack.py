@@ -58,7 +58,9 @@ def micro_batches(
 
   built, most_rows = _built(prompts, tokens, length, spec, wanted, slots)
   in_row = spec.row_slots or built.completion.shape[1]
-  micro_rows = _micro_rows(built, number, spec)
+  # No more than there are prompts, if not given: how many packed rows there are
+  # depends on the lengths, which the shape of a micro-batch must not.
+  micro_rows = spec.rows_of(built.tokens.shape[1], number)
   used = math.ceil(built.tokens.shape[0] / micro_rows)
   whole = math.ceil(most_rows / micro_rows)
   cut = spec.parts * spec.part_columns if spec.parts > 1 else 1
@@ -208,19 +210,10 @@ def _built(
   return rows, most if here <= most else _power_of_two(here)
 
 
-def _micro_rows(rows: Layout, prompts: int, spec: LayoutSpec) -> int:
-  """Rows of a micro-batch; no more than there are prompts, if not given.
-
-  Rows of a group are at least one, and how many there are of packed ones
-  depends on the lengths, which the shape of a micro-batch must not.
-  """
-  return spec.rows_of(rows.tokens.shape[1], prompts)
-
-
 def _work(rows: Layout, prompts: int, spec: LayoutSpec) -> float:
   """What a layout costs the model, in tokens without attention."""
   number, columns = rows.tokens.shape
-  micro_rows = _micro_rows(rows, prompts, spec)
+  micro_rows = spec.rows_of(columns, prompts)
   number = math.ceil(number / micro_rows) * micro_rows
   keys, key_cost = columns, spec.key_cost
   if rows.blocks is not None:

@@ -19,6 +19,7 @@ from typing import Any
 from flax import nnx
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,21 +27,34 @@ from numpy.typing import ArrayLike
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models import axes
-from grpo_jax.models import flops
+from grpo_jax.models import config as config_lib
+from grpo_jax.models import experts
 from grpo_jax.models import lora
-from grpo_jax.models import remat
-from grpo_jax.models import routing
 from grpo_jax.models import scores
-from grpo_jax.models import unused
 from grpo_jax.models.attention import Attention as AttentionFunction
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
 from grpo_jax.models.layers import RMSNorm
 from grpo_jax.models.protocol import ScoreRouted
+from grpo_jax.models.softmax import CHECKPOINT_NAME
 
 Array = jax.Array
 Params = dict[str, Any]
+
+_INPUT = 'input'  # what `jax.checkpoint` calls the input of layers
+# What is kept of layers that are computed again, beside their input; see
+# `config.REMAT`. What `layers.keep_products` drops is under all of them.
+_KEPT = {
+  'layer': None,
+  'attention': jax.checkpoint_policies.save_only_these_names(CHECKPOINT_NAME),
+  'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[_INPUT],
+    offload_src='device',
+    offload_dst='pinned_host',
+  ),
+}
 
 
 def _stack(did: list[Any]) -> Any:
@@ -91,7 +105,7 @@ class Transformer:
   @property
   def bytes_per_token(self) -> int:
     """See `models.bytes_per_token`."""
-    return flops.bytes_per_token(self.config)
+    return config_lib.bytes_per_token(self.config)
 
   @property
   def key_cost(self) -> float:
@@ -125,7 +139,7 @@ class Transformer:
     self, context: ArrayLike, with_head: bool = True
   ) -> np.ndarray:
     """See `models.flops_per_token`."""
-    return flops.flops_per_token(self.config, context, with_head)
+    return config_lib.flops_per_token(self.config, context, with_head)
 
   @functools.cached_property
   def _blocks(self) -> dict[LayerKind, Any]:
@@ -215,7 +229,7 @@ class Transformer:
     attention: AttentionFunction,
     cache: list[Any] | None = None,
     counted: Array | None = None,
-  ) -> tuple[Array, list[Any] | None, routing.Routing]:
+  ) -> tuple[Array, list[Any] | None, experts.Routing]:
     """`hidden` of a model that `routes`, and what its routers did.
 
     Args:
@@ -232,7 +246,7 @@ class Transformer:
     """
     given = params, tokens, positions, attention, cache, counted
     hidden, cache, routed = self._hidden(*given)
-    return hidden, cache, routing.of_model(routed, self.config)
+    return hidden, cache, experts.model_routing(routed, self.config)
 
   def _hidden(
     self, params, tokens, positions, attention, cache, counted=None
@@ -310,10 +324,14 @@ class Transformer:
   def _scanned(self, params, x, positions, attention, counted):
     """All layers: a scan over the repetitions of the pattern, then the tail."""
 
+    remat = self.config.remat
+
     def run(kinds, x, layers):
       did = []
+      if remat == 'offload':
+        x = checkpoint_name(x, _INPUT)
       # Under 'none' each part of a layer gathers what it reads.
-      if self.config.remat != 'none':
+      if remat != 'none':
         layers = self._gathered(layers, self.config.compute_dtype)
       for kind, layer in zip(kinds, layers, strict=True):
         given = layer, x, positions, attention, None, counted
@@ -321,7 +339,8 @@ class Transformer:
         did.append(routed)
       return x, _stack(did)
 
-    run = remat.again(run, self.config.remat)
+    if remat != 'none':
+      run = jax.checkpoint(run, static_argnums=0, policy=_KEPT[remat])
     x, repeated = lax.scan(
       lambda x, layers: run(self.config.pattern, x, layers),
       x,
@@ -342,7 +361,7 @@ class Transformer:
       hidden: f[..., width], as `hidden` returns it.
 
     Returns:
-      f32[..., V]; of ids that no token has, `unused.LOGIT`.
+      f32[..., V]; of ids that no token has, `scores.UNUSED_LOGIT`.
     """
     # Factors in the compute dtype, sums in float32: the softmax needs them.
     weight = params.get('head')  # absent if tied
@@ -354,7 +373,7 @@ class Transformer:
     )
     if self.config.logit_cap is not None:
       logits = self.config.logit_cap * jnp.tanh(logits / self.config.logit_cap)
-    logits = unused.without(logits, self.config.unused_ids)
+    logits = scores.without_ids(logits, self.config.unused_ids)
     return logits.reshape(*hidden.shape[:-1], -1)
 
   def logical_axes(

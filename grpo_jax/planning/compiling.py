@@ -328,7 +328,7 @@ def without_a_gpu() -> Iterator[None]:
   JAX refuses this for two reasons, neither of which concerns what is lowered:
   it asks the installed cuDNN for its version, and it takes every program that
   may be split by a partitioner of its own to need devices. Here attention is
-  split by hand before (see `models/kernels/split.py`), so no partitioner runs.
+  split by hand before (see `models/kernels/rows.py`), so no partitioner runs.
 
   It changes private parts of JAX, so it is meant for a process that does
   nothing else, as those of `compile_all` do.

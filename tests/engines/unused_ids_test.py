@@ -12,7 +12,7 @@ from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
-from grpo_jax.models import unused
+from grpo_jax.models import scores
 from tests import drawing
 from tests import own_module
 from tests import tiny
@@ -60,7 +60,7 @@ def test_no_sampling_draws_them(options):
   uniform[-1] = np.nextafter(np.float32(1), np.float32(0))
   made = engines.Sampling(**options)
   token, logp, log_kept, entropy = drawing.next_token(
-    unused.without(jnp.asarray(given), UNUSED),
+    scores.without_ids(jnp.asarray(given), UNUSED),
     uniform,
     np.zeros(len(given), np.int32),
     made,
@@ -87,7 +87,7 @@ def test_nor_where_the_vocabulary_is_split():
   def draw(on, x):
     with sharding.use(on):
       return engines.next_token(
-        unused.without(x, UNUSED),
+        scores.without_ids(x, UNUSED),
         uniform,
         jnp.zeros(64, jnp.int32),
         numbers,

@@ -323,6 +323,8 @@ def test_folders_without_a_reward_model_are_refused(tmp_path):
     (['Qwen3ForCausalLM'], "'Qwen3ForCausalLM', which is no reward model"),
     (['BertForSequenceClassification'], 'give one of LlamaForSeq'),
     (None, 'architecture None'),
+    ({'a': 1}, 'give a list of one name'),
+    ([['a']], r"architecture \['a'\], which is no reward model"),
   ):
     (two / 'config.json').write_text(
       json.dumps({**config, 'architectures': named})

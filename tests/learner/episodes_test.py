@@ -25,7 +25,7 @@ from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
-from grpo_jax.models import routing
+from grpo_jax.models import experts
 from grpo_jax.rollouts import gathering
 from tests import bigram
 from tests import drawing
@@ -361,7 +361,7 @@ def test_routers_count_a_token_in_one_of_its_slots():
   def score_routed(params, rows, with_entropy, counted, sampled):
     del sampled
     number = jnp.sum(counted, dtype=jnp.float32)[None, None]
-    routed = models.Routed(routing.Statistics(number, number), None)
+    routed = models.Routed(experts.Statistics(number, number), None)
     return bigram.score(params, rows, with_entropy), routed
 
   learner = bigram_learner(METHODS['grpo'](), score_routed=score_routed)

@@ -11,7 +11,7 @@ from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax.learner import metrics
 from grpo_jax.learner import step_metrics
-from grpo_jax.models.routing import Statistics
+from grpo_jax.models.experts import Statistics
 from tests import bigram
 from tests.learning import learned
 from tests.learning import make_rollout

@@ -11,16 +11,12 @@ import pytest
 from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import kernels
-from grpo_jax.models.kernels import decode_gpu
-from grpo_jax.models.kernels import decode_tpu
+from grpo_jax.models.kernels import decode
 from tests.models.lowering import lowered
 
 pytestmark = pytest.mark.quick
 
-DECODE = {
-  'tpu': (decode_tpu, decode_tpu.on_tpu),
-  'cuda': (decode_gpu, decode_gpu.on_gpu),
-}
+DECODE = {'tpu': ('TPU', decode.on_tpu), 'cuda': ('GPU', decode.on_gpu)}
 # B, Q, H, K, D, N: heads that share lanes, that fill them, and odd sizes.
 SIZES = [
   (4, 3, 14, 2, 64, 70),
@@ -83,9 +79,9 @@ def test_the_portable_version_follows_the_definition():
   ],
 )
 def test_decode_kernels_are_the_portable_version(sizes, platform, monkeypatch):
-  module, kernel = DECODE[platform]
-  monkeypatch.setattr(module, '_KEYS', 16)
-  monkeypatch.setattr(module, '_QUERIES', 16)
+  letters, kernel = DECODE[platform]
+  monkeypatch.setattr(decode, f'_{letters}_KEYS', 16)
+  monkeypatch.setattr(decode, f'_{letters}_QUERIES', 16)
   arrays = ring(sizes)
   compared(kernel, portable, arrays)
 
@@ -110,8 +106,8 @@ def compared(kernel, portable, arrays):
 
 @pytest.mark.parametrize('platform', DECODE)
 def test_blocks_that_nobody_sees_are_not_read(platform, monkeypatch):
-  module, kernel = DECODE[platform]
-  monkeypatch.setattr(module, '_KEYS', 16)
+  letters, kernel = DECODE[platform]
+  monkeypatch.setattr(decode, f'_{letters}_KEYS', 16)
   # The first sees from place 32 on, where a block begins.
   newest, count = np.array([37, 40, 4, 9]), np.array([6, 20, 30, 0])
   places = 70
@@ -153,7 +149,7 @@ def test_as_many_heads_as_fill_the_lanes_are_read(
   heads, size, width, monkeypatch
 ):
   arrays = ring((2, 1, heads, heads, size, 16))
-  options, _ = called(decode_tpu.on_tpu, arrays, monkeypatch)
+  options, _ = called(decode.on_tpu, arrays, monkeypatch)
   _, query, key, value = options['grid_spec'].in_specs
   for spec in query, key, value:
     assert spec.block_shape[-1] == width
@@ -165,9 +161,9 @@ def test_every_block_lies_in_its_array(platform, monkeypatch):
 
   The keys of a GPU are read by the kernel itself, which masks them.
   """
-  module, kernel = DECODE[platform]
-  monkeypatch.setattr(module, '_KEYS', 16)
-  monkeypatch.setattr(module, '_QUERIES', 16)
+  letters, kernel = DECODE[platform]
+  monkeypatch.setattr(decode, f'_{letters}_KEYS', 16)
+  monkeypatch.setattr(decode, f'_{letters}_QUERIES', 16)
   arrays = ring((2, 5, 8, 2, 64, 40))
   options, given = called(kernel, arrays, monkeypatch)
   grid = options.get('grid_spec')
@@ -187,14 +183,14 @@ def test_every_block_lies_in_its_array(platform, monkeypatch):
 
 def test_the_gpu_kernel_masks_what_it_reads(monkeypatch):
   """Interpreted, a read past the end stays inside; on a GPU it does not."""
-  masks, load = [], decode_gpu.plgpu.load
+  masks, load = [], decode.plgpu.load
 
   def watched(ref, mask=None, other=None):
     masks.append(mask)
     return load(ref, mask=mask, other=other)
 
-  monkeypatch.setattr(decode_gpu.plgpu, 'load', watched)
-  jax.eval_shape(decode_gpu.on_gpu, *ring(SIZES[0]))
+  monkeypatch.setattr(decode.plgpu, 'load', watched)
+  jax.eval_shape(decode.on_gpu, *ring(SIZES[0]))
   assert [mask.shape for mask in masks] == [(64, 64)] * 2
 
 
@@ -211,7 +207,7 @@ def test_interpret_names_the_tpu_kernel_and_bfloat16_stays():
 
 
 CALLS = {'tpu': 'tpu_custom_call', 'cuda': 'xla.gpu.triton'}
-# JAX 0.12 warns of its Triton backend; see `kernels._decode_gpu`.
+# JAX 0.12 warns of its Triton backend; see `kernels.decode`.
 deprecated_triton = pytest.mark.filterwarnings(
   'ignore:The Pallas Triton backend is deprecated:DeprecationWarning'
 )

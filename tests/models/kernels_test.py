@@ -19,7 +19,7 @@ from grpo_jax.models import kernels
 from grpo_jax.models import layout
 from grpo_jax.models import scores
 from grpo_jax.models import stack
-from grpo_jax.models.kernels.splash import BlocksMask
+from grpo_jax.models.kernels.rows import BlocksMask
 from tests import tiny
 from tests.models.lowering import lowered
 

@@ -11,8 +11,8 @@ import pytest
 
 from grpo_jax import models
 from grpo_jax.models import attention
+from grpo_jax.models import config as config_lib
 from grpo_jax.models import layout
-from grpo_jax.models import remat as remat_lib
 from grpo_jax.planning import hlo
 from tests import tiny
 from tests.learning import METHODS
@@ -93,7 +93,7 @@ def test_attention_is_computed_once_more_under_layer_alone():
 def test_gradients_do_not_depend_on_the_policy(changes):
   rows = layout.shared_prompt(*tiny.ragged(), 8)
   found = []
-  for remat in remat_lib.POLICIES:
+  for remat in config_lib.REMAT:
     model = tiny.model(**changes, remat=remat)
 
     def loss(params, model=model):
@@ -108,7 +108,7 @@ def test_gradients_do_not_depend_on_the_policy(changes):
 @pytest.mark.long
 def test_updates_on_eight_devices_do_not_depend_on_the_policy():
   rollout, found = make_rollout(), []
-  for remat in remat_lib.POLICIES:
+  for remat in config_lib.REMAT:
     # Plain descent: what moves is the gradient.
     learner = make_learner(
       METHODS['grpo'](), (2, 2, 2), optax.sgd(1.0), remat=remat

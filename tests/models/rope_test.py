@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
-from grpo_jax.models import rope
+from grpo_jax.models import layers
 
 pytestmark = pytest.mark.quick
 
@@ -18,16 +18,16 @@ def test_a_pair_of_entries_is_a_complex_number_that_is_turned():
   pair = x[..., :4] + 1j * x[..., 4:]
   angle = position[:, :, None, None] * frequency[None, None, None]
   turned = 1.5 * pair * np.exp(1j * angle)
-  found = rope.rotate(jax.numpy.asarray(x), position, frequency, 1.5)
+  found = layers.rotate(jax.numpy.asarray(x), position, frequency, 1.5)
   expected = np.concatenate([turned.real, turned.imag], axis=-1)
   np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_frequencies_fall_from_one_to_almost_one_over_the_base():
   config = models.ModelConfig(8, head_dim=8, rope_base=10_000.0)
-  found = rope.frequencies(config, models.LayerKind())
+  found = layers.frequencies(config, models.LayerKind())
   np.testing.assert_allclose(found, [1, 0.1, 0.01, 0.001], rtol=1e-6)
-  own = rope.frequencies(config, models.LayerKind(rope_base=16.0))
+  own = layers.frequencies(config, models.LayerKind(rope_base=16.0))
   np.testing.assert_allclose(own, [1, 0.5, 0.25, 0.125], rtol=1e-6)
 
 
@@ -40,4 +40,4 @@ def test_queries_are_scaled_by_yarn_and_the_config_alone():
     (dict(rope_scaling=yarn, attention_scale=0.5), 18),
   ):
     config = models.ModelConfig(8, head_dim=16, **options)
-    assert rope.query_scale(config, models.LayerKind()) == expected
+    assert layers.query_scale(config, models.LayerKind()) == expected

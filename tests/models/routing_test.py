@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
+from grpo_jax.models import experts as experts_lib
 from grpo_jax.models import layout
-from grpo_jax.models import routing
 from tests import tiny
 from tests.chosen import chosen
 
@@ -30,11 +30,11 @@ def code(shape, chosen):
   experts = shape.experts
   zeros = jnp.zeros((*chosen.shape[:-1], experts.number))
   layers = [
-    routing.of_layer(experts, x[None], jnp.asarray(c)[None], None)
+    experts_lib.layer_routing(experts, x[None], jnp.asarray(c)[None], None)
     for x, c in zip(zeros, chosen, strict=True)
   ]
   stacked = jax.tree.map(lambda *x: jnp.stack(x), *layers)
-  return routing.of_model(stacked, shape).code[0]
+  return experts_lib.model_routing(stacked, shape).code[0]
 
 
 def drawn(rng, layers, tokens, number, per_token):
@@ -46,19 +46,19 @@ def test_the_order_of_experts_does_not_count_and_their_choice_does():
   chosen = drawn(rng, 4, 50, 8, 2)
   one = code(shape, chosen)
   np.testing.assert_array_equal(code(shape, chosen[..., ::-1]), one)
-  assert not np.any(routing.disagreement(shape, one, one))
+  assert not np.any(experts_lib.disagreement(shape, one, one))
   # Eight bits per layer tell all experts apart: one other is always seen.
   other = chosen.copy()
   other[1, :, 0] = [min(set(range(8)) - set(c)) for c in chosen[1]]
   np.testing.assert_allclose(
-    routing.disagreement(shape, one, code(shape, other)), 1 / 4
+    experts_lib.disagreement(shape, one, code(shape, other)), 1 / 4
   )
 
 
 def test_of_a_single_expert_nobody_can_choose_another():
   shape = config(number=1, per_token=1)
   one = code(shape, np.zeros((4, 5, 1), int))
-  np.testing.assert_array_equal(routing.disagreement(shape, one, one), 0)
+  np.testing.assert_array_equal(experts_lib.disagreement(shape, one, one), 0)
 
 
 # Layers have from eight bits of the code to less than one each.
@@ -88,18 +88,18 @@ def test_disagreement_is_right_on_average(number, layers, share):
   other = chosen[..., :2].copy()
   changed = rng.random((layers, tokens)) < share
   other[changed, 1] = chosen[changed, 2]
-  found = routing.disagreement(
+  found = experts_lib.disagreement(
     shape, code(shape, chosen[..., :2]), code(shape, other)
   )
   np.testing.assert_allclose(np.mean(found), np.mean(changed), rtol=0.07)
 
 
 def test_balance_is_one_if_even_and_grows_with_the_router():
-  even = routing.Statistics(jnp.full((3, 8), 5.0), jnp.full((3, 8), 10.0))
+  even = experts_lib.Statistics(jnp.full((3, 8), 5.0), jnp.full((3, 8), 10.0))
   np.testing.assert_allclose(models.balance(even), 1)
   np.testing.assert_allclose(models.load_max(even), 1)
   one = jnp.zeros((3, 8)).at[:, 2].set(40.0)
-  collapsed = routing.Statistics(one, 2 * one)
+  collapsed = experts_lib.Statistics(one, 2 * one)
   np.testing.assert_allclose(models.balance(collapsed), 8)
   np.testing.assert_allclose(models.load_max(collapsed), 8)
   nothing = jax.tree.map(jnp.zeros_like, even)

@@ -24,7 +24,7 @@ from tests.cli import command as run_command
 from tests.planning.arithmetic_test import WIDE
 
 pytestmark = pytest.mark.filterwarnings(
-  # JAX 0.12 warns of its Triton backend; see `kernels._decode_gpu`.
+  # JAX 0.12 warns of its Triton backend; see `kernels.decode`.
   'ignore:The Pallas Triton backend is deprecated:DeprecationWarning'
 )
 

@@ -94,7 +94,7 @@ class Drawn(NamedTuple):
     log_kept: f32[B,C], log of the mass that the filters left.
     entropy: f32[B,C], of the policy, nats.
     routing: i32[B,C], of the pass that predicted the token, see
-      `models.routing`; None if the model has no experts.
+      `models.experts`; None if the model has no experts.
   """
 
   token: AnyArray

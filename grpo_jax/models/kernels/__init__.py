@@ -5,12 +5,12 @@ Each kernel computes what a portable function of `models.attention` computes.
 importing Pallas takes a while.
 """
 
-from grpo_jax.models.kernels.cudnn import cudnn
-from grpo_jax.models.kernels.cudnn import cudnn_causal
-from grpo_jax.models.kernels.cudnn import cudnn_suits
 from grpo_jax.models.kernels.decode import attend_recent
-from grpo_jax.models.kernels.splash import splash
-from grpo_jax.models.kernels.splash import splash_suits
+from grpo_jax.models.kernels.rows import cudnn
+from grpo_jax.models.kernels.rows import cudnn_causal
+from grpo_jax.models.kernels.rows import cudnn_suits
+from grpo_jax.models.kernels.rows import splash
+from grpo_jax.models.kernels.rows import splash_suits
 
 __all__ = (
   'attend_recent',

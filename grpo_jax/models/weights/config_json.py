@@ -4,8 +4,15 @@ Reading knows the fields from the table of families. Writing tries the families
 one after another, and takes the first whose `config.json` reads back as the
 model: so what is written is never a neighbour of the model that was meant.
 What a file may not say is checked first.
+
+Rotary positions have an older and a newer form. The older one has `rope_theta`
+and `rope_scaling` beside each other. Since transformers 5 both are in
+`rope_parameters`, which may hold one such dict for each kind of layer. We read
+both, and write the older one: transformers 4 and 5, and what is built on
+either, read it.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -19,8 +26,8 @@ import numpy as np
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.config import RopeScaling
 from grpo_jax.models.weights import families
-from grpo_jax.models.weights import rope as rope_lib
 from grpo_jax.models.weights.families import Family
 
 Fields = Mapping[str, Any]
@@ -79,10 +86,17 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
   fields = _fields(row, config_json)
   width, heads = fields['hidden_size'], fields['num_attention_heads']
   head_dim = fields['head_dim'] or width // heads
-  wide, local = rope_lib.read(row, fields)
+  wide, local = _ropes(row, fields)
   scaling = wide.scaling or local.scaling
   kinds = _kinds(row, fields, wide, local)
-  sparse = any(kind.experts for kind in kinds)
+  experts = None
+  if any(kind.experts for kind in kinds):
+    experts = Experts(
+      number=fields['num_experts'],
+      per_token=fields['num_experts_per_tok'],
+      width=fields['moe_intermediate_size'],
+      normalized=fields['norm_topk_prob'],
+    )
   scalar = fields.get('query_pre_attn_scalar', head_dim)
   return ModelConfig(
     vocab_size=fields['vocab_size'],
@@ -102,35 +116,53 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     attention_scale=None if scalar == head_dim else scalar**-0.5,
     attention_cap=fields.get('attn_logit_softcapping'),
     logit_cap=fields.get('final_logit_softcapping'),
-    experts=_experts(fields) if sparse else None,
+    experts=experts,
     **row.features,
     **computed,
   )
 
 
 def context_tokens(config_json: Fields) -> int | None:
-  """How many tokens a model was made for; None if its `config.json` is silent.
+  """How many tokens a model was made for, prompt and completion together.
+
+  `max_position_embeddings` includes what rotary positions are scaled by, but
+  for YaRN, which is often switched on in a `config.json` that says no more than
+  the trained length: there it is the factor times that length.
+
+  Returns:
+    Tokens; None if the `config.json` does not say.
 
   Raises:
     ValueError: See `config_from_huggingface`.
   """
-  return rope_lib.context_tokens(_fields(family_of(config_json), config_json))
+  fields = _fields(family_of(config_json), config_json)
+  most, both = fields.get('max_position_embeddings'), _rope_fields(fields)
+  parts = [both, *(part for part in both.values() if isinstance(part, Mapping))]
+  for given in parts:
+    kind, factor = _rope_kind(given), given.get('factor')
+    trained = _trained(given, fields)
+    scales = kind == 'yarn' or (most is None and kind in _SCALED)
+    if scales and trained and factor:
+      return int(trained * factor)
+  return most
 
 
-def family_of(config_json: Fields) -> Family:
-  """The family that a `config.json` names, as architecture or as model type."""
-  named = config_json.get('architectures')
-  if named is not None and not isinstance(named, list | tuple):
+def architecture_of(config_json: Fields) -> Any:
+  """The architecture that a `config.json` names; None if it names none."""
+  named = config_json.get('architectures') or [None]
+  if not isinstance(named, list | tuple):
     raise ValueError(
       f'config.json has architectures={named!r:.60}; give a list of one name, '
       'such as ["LlamaForCausalLM"].'
     )
-  named = named or [
-    row.architecture
-    for row in families.FAMILIES
-    if row.model_type == config_json.get('model_type')
-  ]
-  return families.family(named[0] if named else None)
+  return named[0]
+
+
+def family_of(config_json: Fields) -> Family:
+  """The family that a `config.json` names, as architecture or as model type."""
+  kind = config_json.get('model_type')
+  by_type = (r.architecture for r in families.FAMILIES if r.model_type == kind)
+  return families.family(architecture_of(config_json) or next(by_type, None))
 
 
 def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
@@ -179,8 +211,15 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
   return fields
 
 
+class _Rope(NamedTuple):
+  """The rotary positions of one kind of layer."""
+
+  base: float
+  scaling: RopeScaling | None
+
+
 def _kinds(
-  row: Family, fields: Fields, wide: rope_lib.Rope, local: rope_lib.Rope
+  row: Family, fields: Fields, wide: _Rope, local: _Rope
 ) -> list[LayerKind]:
   """The kind of each layer, in their order."""
   windows = _windows(row, fields)
@@ -207,11 +246,114 @@ def _kinds(
   return [kind(*of_layer) for of_layer in zip(windows, sparse, strict=True)]
 
 
+# Kinds of scaling that are computed here, and their fields beside the factor
+# and the trained tokens: our names, and those in a config.json.
+_SCALED: dict[str, dict[str, str]] = {
+  'linear': {},
+  'llama3': {
+    'low_factor': 'low_freq_factor',
+    'high_factor': 'high_freq_factor',
+  },
+  'yarn': {
+    name: name
+    for name in ('attention_factor', 'beta_slow', 'beta_fast', 'truncate')
+  },
+}
+
+
+def _rope_fields(fields: Fields) -> Fields:
+  """The dict of rotary positions, perhaps with one for each kind of layer."""
+  return fields.get('rope_scaling') or fields.get('rope_parameters') or {}
+
+
+def _rope_kind(given: Fields) -> str:
+  return given.get('rope_type') or given.get('type') or 'default'
+
+
+def _ropes(row: Family, fields: Fields) -> tuple[_Rope, _Rope]:
+  """The rotary positions of layers without a window, and of those with one."""
+  base, local_base = row.rope_bases
+  both = _rope_fields(fields)
+  full = both.get('full_attention') or {}
+  local = both.get('sliding_attention') or {}
+  if not full and not local:  # one dict for all kinds of layers
+    full, local = both, both if local_base is None else {}
+  base = fields.get('rope_theta') or base
+  local_base = fields.get('rope_local_base_freq') or local_base or base
+  return _rope(full, base, fields), _rope(local, local_base, fields)
+
+
+def _rope(given: Fields, base: float, fields: Fields) -> _Rope:
+  """One kind of layer, from the dict that is written for it."""
+  base = float(given.get('rope_theta') or base)
+  rotated, kind = given.get('partial_rotary_factor', 1.0), _rope_kind(given)
+  if rotated not in (None, 1.0):
+    raise ValueError(
+      f'config.json has partial_rotary_factor={rotated}, but here all entries '
+      'of a head are rotated; give a model with 1.'
+    )
+  if kind == 'default':
+    return _Rope(base, None)
+  if kind not in _SCALED:
+    raise ValueError(
+      f'config.json scales rotary positions by rope_type={kind!r}, which is '
+      'not built here; give a model with one of these: default, '
+      f'{", ".join(_SCALED)}.'
+    )
+  trained, factor = _trained(given, fields), given.get('factor')
+  if factor is None and trained:
+    factor = (fields.get('max_position_embeddings') or 0) / trained
+  factor = float(factor or 0)
+  if kind == 'linear':
+    return _Rope(base, RopeScaling(kind, factor))
+  more: dict[str, Any] = {
+    ours: value if isinstance(value, bool) else float(value)
+    for ours, theirs in _SCALED[kind].items()
+    if (value := given.get(theirs)) is not None
+  }
+  over, under = given.get('mscale'), given.get('mscale_all_dim')
+  if kind == 'yarn' and over and under and factor > 1:  # as DeepSeek gives it
+    attention = (0.1 * over * math.log(factor) + 1) / (
+      0.1 * under * math.log(factor) + 1
+    )
+    more.setdefault('attention_factor', attention)
+  return _Rope(base, RopeScaling(kind, factor, trained, **more))
+
+
+def _trained(given: Fields, fields: Fields) -> int:
+  """The tokens that a model was trained on before it was scaled; 0: unsaid."""
+  trained = fields.get('original_max_position_embeddings')
+  trained = trained or given.get('original_max_position_embeddings')
+  return trained or fields.get('max_position_embeddings') or 0
+
+
+def _written_ropes(row: Family, config: ModelConfig) -> dict[str, Any]:
+  """The fields of the rotary positions."""
+  fields: dict[str, Any] = dict(rope_theta=config.rope_base, rope_scaling=None)
+  local = [k.rope_base for k in config.pattern if k.window_tokens is not None]
+  if row.rope_bases[1] is not None and local and local[0] is not None:
+    fields['rope_local_base_freq'] = local[0]
+  scaling = config.rope_scaling
+  if scaling is None:
+    return fields
+  kind, tokens = scaling.kind, scaling.original_tokens
+  written: dict[str, Any] = dict(rope_type=kind, factor=scaling.factor)
+  if kind != 'linear':
+    written['original_max_position_embeddings'] = tokens
+  # Of YaRN's, only what is not meant without them.
+  usual = RopeScaling(kind, scaling.factor, tokens)
+  for ours, theirs in _SCALED[kind].items():
+    value = getattr(scaling, ours)
+    if kind == 'llama3' or value != getattr(usual, ours):
+      written[theirs] = value
+  return {**fields, 'rope_scaling': written}
+
+
 def _windows(row: Family, fields: Fields) -> list[bool]:
   """Which layers have a window."""
   number = fields['num_hidden_layers']
   said = fields.get('layer_types')
-  windows = row.windows(fields)
+  windows = [row.windows(fields, i) for i in range(number)]
   if said is not None:
     listed = [kind == 'sliding_attention' for kind in said]
     if set(said) - set(_LAYER_KINDS) or len(said) != number:
@@ -247,15 +389,6 @@ def _sparse(fields: Fields) -> list[bool]:
     fields['num_experts'] > 0 and i not in dense and (i + 1) % step == 0
     for i in range(number)
   ]
-
-
-def _experts(fields: Fields) -> Experts:
-  return Experts(
-    number=fields['num_experts'],
-    per_token=fields['num_experts_per_tok'],
-    width=fields['moe_intermediate_size'],
-    normalized=fields['norm_topk_prob'],
-  )
 
 
 def _activation(fields: Fields) -> str:
@@ -322,22 +455,18 @@ def config_to_huggingface(
     read = config_from_huggingface(written, **computed)
     if read == meant:
       return written
-    unsaid.append((_differences(meant, read), row.architecture))
+    differ = [
+      f'{field.name}={value!r}'
+      for field in dataclasses.fields(meant)
+      if (value := getattr(meant, field.name)) != getattr(read, field.name)
+    ]
+    unsaid.append((differ, row.architecture))
   fields, nearest = min(unsaid, key=lambda one: len(one[0]))
   raise ValueError(
     f'The config.json of a {nearest} cannot say {", ".join(fields)}'
     + ('' if architecture else ', and that of any other family neither')
     + '; change the model, or give another architecture.'
   )
-
-
-def _differences(meant: ModelConfig, read: ModelConfig) -> list[str]:
-  names = [field.name for field in dataclasses.fields(meant)]
-  return [
-    f'{name}={getattr(meant, name)!r}'
-    for name in names
-    if getattr(meant, name) != getattr(read, name)
-  ]
 
 
 def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
@@ -378,7 +507,7 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
       if row.layer_types
       else {}
     ),
-    **rope_lib.write(row, config),
+    **_written_ropes(row, config),
   }
 
 
@@ -404,86 +533,62 @@ def _scalar(config: ModelConfig) -> float:
   return whole if whole**-0.5 == config.attention_scale else scalar
 
 
+Problem = Callable[[Any], str]
+"""From a value to what is needed in its place; '' if it may stay."""
+
 # Sizes of a model are int32.
 _MOST = 2**31 - 1
-_REAL = int | float | np.integer | np.floating
+_WHOLE, _REAL = int | np.integer, int | float | np.integer | np.floating
 _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 
 
-class _Count(NamedTuple):
-  """A whole number, from `least` to `most`."""
-
-  least: int = 1
-  most: int = _MOST
-
-  def problem(self, value: Any) -> str:
-    """What is needed, if it is another value; else ''."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and self.least <= value <= self.most:
-      return ''
-    return f'a whole number from {self.least} to {self.most} is needed'
+def _needs(fits: Callable[[Any], bool], words: str) -> Problem:
+  return lambda value: '' if fits(value) else f'{words} needed'
 
 
-class _Number(NamedTuple):
-  """A finite number above 0."""
-
-  most: float = _MOST_FLOAT
-
-  def problem(self, value: Any) -> str:
-    """See `_Count`."""
-    real = isinstance(value, _REAL) and not isinstance(value, bool)
-    if real and _LEAST_FLOAT <= value <= self.most:
-      return ''
-    most = '' if self.most == _MOST_FLOAT else f', at most {self.most:g},'
-    return f'a finite number above 0{most} is needed'
+def _between(kinds: Any, least: float, most: float) -> Callable[[Any], bool]:
+  """Whether a value is a number of these kinds, and inside the bounds."""
+  return lambda value: (
+    isinstance(value, kinds)
+    and not isinstance(value, bool)
+    and least <= value <= most
+  )
 
 
-class _Base(NamedTuple):
-  """The base of rotary frequencies."""
-
-  def problem(self, value: Any) -> str:
-    """See `_Count`."""
-    needed = (
-      'a number above 1 is needed, so that later entries turn more slowly'
-    )
-    return _Number().problem(value) or ('' if value > 1 else needed)
+def _count(least: int = 1, most: int = _MOST) -> Problem:
+  words = f'a whole number from {least} to {most} is'
+  return _needs(_between(_WHOLE, least, most), words)
 
 
-class _Flag(NamedTuple):
-  """True or false."""
-
-  def problem(self, value: Any) -> str:
-    """See `_Count`."""
-    return '' if isinstance(value, bool) else 'true or false is needed'
+def _number(most: float = _MOST_FLOAT) -> Problem:
+  words = '' if most == _MOST_FLOAT else f', at most {most:g},'
+  fits = _between(_REAL, _LEAST_FLOAT, most)
+  return _needs(fits, f'a finite number above 0{words} is')
 
 
-class _Text(NamedTuple):
-  """A text."""
+def _listed(fits: Callable[[Any], bool], words: str) -> Problem:
+  def all_fit(value):
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and all(map(fits, value))
 
-  def problem(self, value: Any) -> str:
-    """See `_Count`."""
-    return '' if isinstance(value, str) else 'a text is needed'
-
-
-class _Listed(NamedTuple):
-  """A list."""
-
-  of: Any
-  words: str
-
-  def problem(self, value: Any) -> str:
-    """See `_Count`."""
-    fits = isinstance(value, Sequence) and not isinstance(value, str)
-    if fits and all(map(self.of, value)):
-      return ''
-    return f'a list of {self.words} is needed'
+  return _needs(all_fit, f'a list of {words} is')
 
 
-def _is_count(value: Any) -> bool:
-  return not _Count(0).problem(value)
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
 
 
-COUNT, SHARE, ABOVE_0, BASE = _Count(), _Number(1.0), _Number(), _Base()
+COUNT, SHARE, ABOVE_0 = _count(), _number(1.0), _number()
+_FLAG = _needs(lambda value: isinstance(value, bool), 'true or false is')
+_TEXT = _needs(_is_text, 'a text is')
+
+
+def base_problem(value: Any) -> str:
+  """The `Problem` of the base of rotary frequencies."""
+  needed = 'a number above 1 is needed, so that later entries turn more slowly'
+  return ABOVE_0(value) or ('' if value > 1 else needed)
+
+
 _KINDS = {
   **dict.fromkeys(
     (
@@ -493,28 +598,30 @@ _KINDS = {
       'sliding_window', 'sliding_window_pattern', 'num_experts_per_tok',
       'moe_intermediate_size', 'decoder_sparse_step',
     ),
-    _Count(),
+    COUNT,
   ),
   # Lists of this length are made; no model is near.
-  'num_hidden_layers': _Count(most=10_000),
-  'num_experts': _Count(0, 1_000_000),
-  'max_window_layers': _Count(0),
+  'num_hidden_layers': _count(most=10_000),
+  'num_experts': _count(0, 1_000_000),
+  'max_window_layers': _count(0),
   # Of the mean square of what a norm reads: with 1 or more it would be most of
   # it.
-  'rms_norm_eps': _Number(1.0),
+  'rms_norm_eps': SHARE,
   **dict.fromkeys(
     (
       'query_pre_attn_scalar', 'attn_logit_softcapping',
       'final_logit_softcapping',
     ),
-    _Number(),
+    ABOVE_0,
   ),
-  **dict.fromkeys(('rope_theta', 'rope_local_base_freq'), _Base()),
+  **dict.fromkeys(('rope_theta', 'rope_local_base_freq'), base_problem),
   **dict.fromkeys(
-    ('tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob'), _Flag()
+    ('tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob'), _FLAG
   ),
-  'layer_types': _Listed(lambda kind: isinstance(kind, str), 'texts'),
-  'mlp_only_layers': _Listed(_is_count, 'numbers of layers, from 0'),
+  'layer_types': _listed(_is_text, 'texts'),
+  'mlp_only_layers': _listed(
+    _between(_WHOLE, 0, _MOST), 'numbers of layers, from 0'
+  ),
 }  # fmt: skip
 
 _ROPE = {
@@ -523,13 +630,13 @@ _ROPE = {
       'factor', 'low_freq_factor', 'high_freq_factor',
       'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim',
     ),
-    _Number(),
+    ABOVE_0,
   ),
-  'rope_theta': _Base(),
-  'original_max_position_embeddings': _Count(),
-  'truncate': _Flag(),
-  'rope_type': _Text(),
-  'type': _Text(),
+  'rope_theta': base_problem,
+  'original_max_position_embeddings': COUNT,
+  'truncate': _FLAG,
+  'rope_type': _TEXT,
+  'type': _TEXT,
 }  # fmt: skip
 
 
@@ -550,10 +657,9 @@ def check(fields: Fields, called: Mapping[str, str]) -> None:
     called: What a `config.json` calls a field, where it has another name.
   """
   for name, value in fields.items():
-    kind = _KINDS.get(name)
-    if kind is not None and (value is not None or name not in _NULL):
+    if name in _KINDS and (value is not None or name not in _NULL):
       given = f'{called.get(name, name)}={value!r:.60}'
-      _require(not kind.problem(value), given, kind, value)
+      _refuse(_KINDS[name](value), given)
   for name in ('rope_scaling', 'rope_parameters'):
     rope = fields.get(name)
     if rope and not isinstance(rope, Mapping):
@@ -561,16 +667,17 @@ def check(fields: Fields, called: Mapping[str, str]) -> None:
         f'config.json has {name}={rope!r:.60}, which is no object with fields; '
         'give one, such as {"rope_type": "linear", "factor": 2.0}.'
       )
-  _check_rope(fields.get('rope_scaling') or fields.get('rope_parameters') or {})
+  _check_rope(_rope_fields(fields))
   for problem in _contradictions(fields):
     raise ValueError(f'config.json has {problem}; correct one of them.')
 
 
-def _require(ok: bool, given: str, kind: Any, value: Any) -> None:
-  if not ok:
+def _refuse(needed: str, given: str) -> None:
+  """Raises a ValueError where something else is needed than what is given."""
+  if needed:
     raise ValueError(
-      f'config.json has {given}, but {kind.problem(value)}; correct it, or '
-      'copy the file again.'
+      f'config.json has {given}, but {needed}; correct it, or copy the file '
+      'again.'
     )
 
 
@@ -586,10 +693,10 @@ def _check_rope(rope: Fields) -> None:
       )
     parts[f'{name}.'] = part or {}
   for part, fields in parts.items():
-    for name, kind in _ROPE.items():
-      value = fields.get(name)
-      given = f'{part}{name}={value!r:.60} for rotary positions'
-      _require(value is None or not kind.problem(value), given, kind, value)
+    for name, problem in _ROPE.items():
+      if (value := fields.get(name)) is not None:
+        given = f'{part}{name}={value!r:.60} for rotary positions'
+        _refuse(problem(value), given)
     for low, usual_low, high, usual_high in (
       ('low_freq_factor', 1, 'high_freq_factor', 4),
       ('beta_slow', 1, 'beta_fast', 32),

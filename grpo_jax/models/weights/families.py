@@ -221,31 +221,9 @@ def llama_cpp(interleaved: bool) -> Tensors:
 Fields = Mapping[str, Any]
 
 
-def _no_windows(fields: Fields) -> list[bool]:
-  return [False] * fields['num_hidden_layers']
-
-
-def _all_windows(fields: Fields) -> list[bool]:
-  window = fields['sliding_window'] is not None
-  return [window] * fields['num_hidden_layers']
-
-
-def _if_used(fields: Fields) -> list[bool]:
-  return [fields['use_sliding_window']] * fields['num_hidden_layers']
-
-
-def _later_windows(fields: Fields) -> list[bool]:
-  first, used = fields['max_window_layers'], fields['use_sliding_window']
-  return [used and i >= first for i in range(fields['num_hidden_layers'])]
-
-
-def _every_other(fields: Fields) -> list[bool]:
-  return [i % 2 == 0 for i in range(fields['num_hidden_layers'])]
-
-
-def _all_but_every_nth(fields: Fields) -> list[bool]:
-  period = fields['sliding_window_pattern']
-  return [(i + 1) % period > 0 for i in range(fields['num_hidden_layers'])]
+def _later_windows(fields: Fields, layer: int) -> bool:
+  used = fields['use_sliding_window']
+  return used and layer >= fields['max_window_layers']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +237,8 @@ class Family:
       leave out; transformers means the same by leaving them out.
     renamed: Other names under which a field may be given.
     fixed: Fields that only this value of can be computed, with the reason.
-    windows: Which layers have a window, where `layer_types` does not say.
+    windows: Whether a layer, by its number, has a window, where `layer_types`
+      does not say.
     layer_types: Whether the field `layer_types` is read at all.
     features: Fields of our `ModelConfig` that all models of the family share.
     scaled_embedding: Whether embeddings are multiplied by sqrt(width).
@@ -280,7 +259,7 @@ class Family:
   defaults: Fields
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   fixed: Fields = dataclasses.field(default_factory=dict)
-  windows: Callable[[Fields], list[bool]] = _no_windows
+  windows: Callable[[Fields, int], bool] = lambda fields, layer: False
   layer_types: bool = False
   features: Fields = dataclasses.field(default_factory=dict)
   scaled_embedding: bool = False
@@ -378,7 +357,9 @@ _GEMMA3 = Family(
       'transformers leaves it out in Gemma 3, so it is unclear what is meant',
     ),
   ),
-  windows=_all_but_every_nth,
+  windows=lambda fields, layer: (
+    (layer + 1) % fields['sliding_window_pattern'] > 0
+  ),
   layer_types=True,
   features=dict(qk_norm=True, post_norms=True),
   scaled_embedding=True,
@@ -400,7 +381,7 @@ FAMILIES = (
     'MistralForCausalLM',
     'mistral',
     dict(_LLAMA, num_key_value_heads=8, sliding_window=4096),
-    windows=_all_windows,
+    windows=lambda fields, layer: fields['sliding_window'] is not None,
   ),
   Family(
     'Qwen2ForCausalLM',
@@ -442,7 +423,7 @@ FAMILIES = (
         'experts that every token passes are not computed here',
       ),
     ),
-    windows=_if_used,
+    windows=lambda fields, layer: fields['use_sliding_window'],
     features=dict(qk_norm=True),
   ),
   Family(
@@ -455,7 +436,7 @@ FAMILIES = (
       attn_logit_softcapping=50.0,
     ),
     fixed=dict(**_ATTENTION_BIAS, **_BOTH_WAYS),
-    windows=_every_other,
+    windows=lambda fields, layer: layer % 2 == 0,
     layer_types=True,
     features=dict(post_norms=True),
     scaled_embedding=True,

@@ -142,7 +142,7 @@ _KINDS = {
     config_json.COUNT,
   ),
   'attention.layer_norm_rms_epsilon': config_json.SHARE,
-  'rope.freq_base': config_json.BASE,
+  'rope.freq_base': config_json.base_problem,
 }  # fmt: skip
 
 
@@ -158,9 +158,9 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
   if metadata.get(f'{name}.rope.scaling.type') not in (None, 'none'):
     kinds['rope.scaling.factor'] = config_json.ABOVE_0
     kinds['rope.scaling.original_context_length'] = config_json.COUNT
-  for key, kind in kinds.items():
+  for key, problem in kinds.items():
     value = metadata.get(f'{name}.{key}')
-    if value is not None and (needed := kind.problem(value)):
+    if value is not None and (needed := problem(value)):
       raise ValueError(
         f'{path} has {name}.{key}={value!r:.60}, but {needed}; copy the file '
         'again, or convert the model again.'

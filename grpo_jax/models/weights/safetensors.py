@@ -32,9 +32,6 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 PIECE_BYTES = 16 << 20
 """How much of a file is read at once: it is in memory twice meanwhile."""
 
-# What torch.save writes.
-_PICKLES = ('.bin', '.pt', '.pth', '.ckpt')
-
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
@@ -133,42 +130,38 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     try:
       where = json.loads(index.read_text())['weight_map']
       names = sorted(set(where.values()))
+      files = [folder / name for name in names]
     except (
       ValueError, RecursionError, KeyError, TypeError, AttributeError
     ) as error:  # fmt: skip
       raise ValueError(
         f'{index} is no index of safetensors ({error}); copy it again.'
       ) from error
-    missing = [name for name in names if not (folder / name).exists()]
+    missing = [n for n, file in zip(names, files) if not file.exists()]
     if missing:
       raise ValueError(
         f'{folder} lacks {len(missing)} of the {len(names)} files that its '
         f'{INDEX} names: {", ".join(missing[:3])}; copy them there too.'
       )
-    return [folder / name for name in names]
+    return files
   if (folder / ONE).exists():
     return [folder / ONE]
   files = [path.name for path in sorted(folder.iterdir())]
-  pickles = [name for name in files if name.endswith(_PICKLES)]
-  if pickles:
-    raise ValueError(refused_pickle(folder / pickles[0]))
+  for name in files:
+    refuse_pickle(folder / name)
   raise ValueError(
     f'{folder} has neither {ONE} nor {INDEX}; give a folder with one of them '
     f'(there is {", ".join(files[:5]) or "nothing"}).'
   )
 
 
-def is_pickle(path: pathlib.Path) -> bool:
-  """Whether this is a file of torch.save, by its name."""
-  return path.suffix in _PICKLES
-
-
-def refused_pickle(path: pathlib.Path) -> str:
-  """Why a file of torch.save is not read."""
-  return (
-    f'{path} is a pickle, which may run any code when it is opened, so it is '
-    'not read here; give the weights as safetensors.'
-  )
+def refuse_pickle(path: pathlib.Path) -> None:
+  """Raises a ValueError for a file of torch.save, by its name."""
+  if path.suffix in ('.bin', '.pt', '.pth', '.ckpt'):
+    raise ValueError(
+      f'{path} is a pickle, which may run any code when it is opened, so it is '
+      'not read here; give the weights as safetensors.'
+    )
 
 
 def _open(path: pathlib.Path) -> Any:

@@ -232,6 +232,7 @@ def test_missing_and_truncated_files(folder):
     '[]',
     '{"weight_map": []}',
     '{"weight_map": {"a": ["b"]}}',
+    '{"weight_map": {"a": 5}}',
   ):
     (source / 'model.safetensors.index.json').write_text(text)
     assert 'is no index of safetensors' in refusal(source)

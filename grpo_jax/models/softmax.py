@@ -14,9 +14,10 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from grpo_jax.models import remat
-
 Array = jax.Array
+
+CHECKPOINT_NAME = 'attention'
+"""What `jax.checkpoint` calls the output and the log-sum-exp of attention."""
 
 # The score of a key that a query does not see, and the log-sum-exp of no keys.
 # Finite, because 0 * -inf and -inf - -inf would be NaN.
@@ -200,9 +201,9 @@ def _forward(cap, query, key, value, visible):
     _scores(query, key, visible, cap),
     lambda mass: _product('bkhqn,bknd->bkhqd', mass, value),
   )
-  # All that comes from these two, or none of it, is kept; see `remat`.
-  output = checkpoint_name(output, remat.ATTENTION)
-  log_mass = checkpoint_name(log_mass, remat.ATTENTION)
+  # All that comes from these two, or none of it, is kept.
+  output = checkpoint_name(output, CHECKPOINT_NAME)
+  log_mass = checkpoint_name(log_mass, CHECKPOINT_NAME)
   kept = query, key, value, visible, output, log_mass
   return (output.astype(value.dtype), log_mass[..., 0]), kept
 

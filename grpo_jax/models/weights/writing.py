@@ -14,7 +14,6 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax.mesh import sharding
@@ -28,7 +27,7 @@ from grpo_jax.models.weights import safetensors
 from grpo_jax.models.weights.families import Layout
 from grpo_jax.models.weights.families import Parameter
 from grpo_jax.models.weights.families import parameters
-from grpo_jax.models.weights.source import Source
+from grpo_jax.models.weights.reading import Source
 
 Array = jax.Array
 
@@ -156,20 +155,26 @@ def _parts(
   config: ModelConfig, params: Mapping[str, Any]
 ) -> tuple[list[Array], list[tuple[Array, Array] | None]]:
   """The parameters but for adapters, and the adapter of each that has one."""
-  beside, base = None, params
+  low, base = {}, params
   if config.lora is not None:
-    beside, base = lora.split(params, lora.trains)
+    low, base = _adapters(params), lora.split(params, lora.trains)[1]
+  leaves = jax.tree_util.tree_leaves_with_path(base)
+  adapters = [low.get(sharding.path_names(path)) for path, _ in leaves]
+  return [leaf for _, leaf in leaves], adapters
+
+
+def _adapters(params: Any) -> dict[tuple[str, ...], tuple[Any, Any]]:
+  """A and B of each weight that has an adapter, by the path of the weight."""
   low = {
     sharding.path_names(path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(beside)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    if lora.trains(sharding.path_names(path))
   }
-  leaves, adapters = [], []
-  for path, leaf in jax.tree_util.tree_leaves_with_path(base):
-    *folder, name = sharding.path_names(path)
-    a, b = (low.get((*folder, name + end)) for end in ('_a', '_b'))
-    leaves.append(leaf)
-    adapters.append(None if a is None or b is None else (a, b))
-  return leaves, adapters
+  return {
+    (*folder, name.removesuffix('_a')): (a, low[*folder, name[:-1] + 'b'])
+    for (*folder, name), a in low.items()
+    if name.endswith('_a')
+  }
 
 
 def _check(params: Mapping[str, Any], tree: Any) -> None:
@@ -205,7 +210,7 @@ def _arrays(
   for parameter, leaf, adapter in zip(wanted, leaves, adapters, strict=True):
     whole = None  # no sharding: an array of one device, or of the host
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
-      whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+      whole = NamedSharding(leaf.sharding.mesh, jax.P())
     options = dict(
       layout=parameter.layout, dtype=dtype, place=whole, low_rank=low_rank
     )
@@ -287,23 +292,20 @@ def save_adapter(
     )
   _refuse_unread(config)
   plain = dataclasses.replace(config, lora=None)
-  described = config_json.config_to_huggingface(plain, architecture)
-  row = families.family(architecture or described['architectures'][0])
-  beside, _ = lora.split(params, lora.trains)
-  low = {
-    sharding.path_names(path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(beside)
-  }
+  written = config_json.config_to_huggingface(plain, architecture)
+  row = families.family(architecture or written['architectures'][0])
+  low = _adapters(params)
   tensors, arrays, modules = [], [], []
   for one in parameters(plain, row.tensors)[0]:
-    *inside, name = one.path
-    a, b = (low.get((*inside, name + end)) for end in ('_a', '_b'))
-    if a is not None:
-      found = [row.module(names[0]) for names in one.names]
-      modules += found
-      for tensor, array in _pairs(one, found, a, b, config.lora.rank, dtype):
-        tensors.append(tensor)
-        arrays.append(array)
+    if one.path not in low:
+      continue
+    found = [row.module(names[0]) for names in one.names]
+    modules += found
+    for tensor, array in _pairs(
+      one, found, *low[one.path], config.lora.rank, dtype
+    ):
+      tensors.append(tensor)
+      arrays.append(array)
   if not tensors:  # nothing would be adapted, and no reader would say so
     raise ValueError(
       f'No weight of the model has an adapter (targets={config.lora.targets}), '
@@ -314,7 +316,7 @@ def save_adapter(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   safetensors.write_file(folder / FILE, tensors, arrays, dtype)
-  told = {
+  described = {
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
     'base_model_name_or_path': base,
@@ -326,7 +328,7 @@ def save_adapter(
     'inference_mode': True,
     'target_modules': _targets(modules, config, row),
   }
-  text = json.dumps(told, indent=2) + '\n'
+  text = json.dumps(described, indent=2) + '\n'
   (folder / 'adapter_config.json').write_text(text)
 
 

