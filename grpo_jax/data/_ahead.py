@@ -128,6 +128,10 @@ class MakeAhead:
     row: futures.Future[Any] = futures.Future()
     try:
       row.set_result(self._dataset[place])
-    except Exception as error:  # is raised where the row is asked for
+    except KeyboardInterrupt:  # of a person, and not of the dataset
+      raise
+    # Also what is no Exception, such as `sys.exit` in a source of the user's:
+    # where the row is asked for, a run can still save what it has learned.
+    except BaseException as error:
       row.set_exception(error)
     return row
