@@ -26,10 +26,8 @@ grain, tokenizers, jinja2, pyarrow, array_record and tensorflow_datasets are
 imported inside the functions that need them, because they are slow to import.
 """
 
-from grpo_jax.data._ahead import MakeAhead
-from grpo_jax.data._ahead import ReadAhead
 from grpo_jax.data._array_record import array_record_source
-from grpo_jax.data._arrow import arrow_source
+from grpo_jax.data._array_record import tfds_source
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
 from grpo_jax.data._chat import PromptFormat
@@ -45,7 +43,10 @@ from grpo_jax.data._files import is_pattern
 from grpo_jax.data._gguf import gguf_metadata
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._jsonl import jsonl_source
+from grpo_jax.data._parquet import arrow_source
 from grpo_jax.data._parquet import parquet_source
+from grpo_jax.data._prompts import MakeAhead
+from grpo_jax.data._prompts import ReadAhead
 from grpo_jax.data._prompts import epoch_rows
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
@@ -55,10 +56,10 @@ from grpo_jax.data._reasoning_gym import ReasoningGymSource
 from grpo_jax.data._reasoning_gym import reasoning_gym_source
 from grpo_jax.data._records import MOST_CHECKED
 from grpo_jax.data._records import FileSource
+from grpo_jax.data._records import prompt_ids
+from grpo_jax.data._records import row_at
+from grpo_jax.data._records import row_name
 from grpo_jax.data._records import some_places
-from grpo_jax.data._rows import prompt_ids
-from grpo_jax.data._rows import row_at
-from grpo_jax.data._rows import row_name
 from grpo_jax.data._save import is_in_folder
 from grpo_jax.data._save import save_ends
 from grpo_jax.data._save import save_tokenizer
@@ -67,12 +68,11 @@ from grpo_jax.data._tasks import ArithmeticDemonstrations
 from grpo_jax.data._tasks import ArithmeticSource
 from grpo_jax.data._tasks import LargestSource
 from grpo_jax.data._tasks import arithmetic_demonstrations
-from grpo_jax.data._tfds import tfds_source
+from grpo_jax.data._tokenizer import EOS_TOKENS
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
-from grpo_jax.data._tokenizer_from import EOS_TOKENS
-from grpo_jax.data._tokenizer_from import check_vocab_size
-from grpo_jax.data._tokenizer_from import tokenizer_from
+from grpo_jax.data._tokenizer import check_vocab_size
+from grpo_jax.data._tokenizer import tokenizer_from
 from grpo_jax.data._views import Joined
 from grpo_jax.data._views import Stage
 from grpo_jax.data._views import WithoutLastTurns

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.config import gguf_files
-from grpo_jax.data._backend import Loaded
 from grpo_jax.data._chat import ChatTemplate
+from grpo_jax.data._folder import Loaded
 
 if TYPE_CHECKING:
   import tokenizers

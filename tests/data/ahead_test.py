@@ -86,6 +86,24 @@ def test_the_next_rows_are_made_when_there_is_time():
   assert rows.read[-1] == (19, True)
 
 
+def test_an_exit_in_a_row_made_ahead_waits_and_ctrl_c_does_not():
+  made = {1: SystemExit('row 1'), 2: KeyboardInterrupt()}
+
+  class Exits(Rows):
+    def __getitem__(self, index):
+      if index in made:
+        raise made[index]
+      return index
+
+  ahead = data.MakeAhead(Exits(), 1)
+  assert ahead[0] == 0
+  ahead.fill()
+  with pytest.raises(SystemExit, match='row 1'):
+    ahead[1]
+  with pytest.raises(KeyboardInterrupt):
+    ahead.fill()
+
+
 ENDS = """
 import threading
 import time

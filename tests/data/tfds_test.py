@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import data
-from grpo_jax.data import _tfds
+from grpo_jax.data import _array_record
 from tests.data import formats
 
 pytest.importorskip('tensorflow_datasets')
@@ -143,6 +143,6 @@ def test_the_command_writes_once(tmp_path):
 
 def test_short_floats_are_the_numbers_that_were_meant():
   given = {'x': np.float32(0.1), 'xs': np.array([[0.7, 2.0]], np.float16)}
-  assert _tfds._plain(given) == {'x': 0.1, 'xs': [[0.7, 2.0]]}
-  assert _tfds._plain(np.array(0.1, np.float32)) == 0.1
-  assert _tfds._plain(np.float64(0.1)) == 0.1
+  assert _array_record._plain(given) == {'x': 0.1, 'xs': [[0.7, 2.0]]}
+  assert _array_record._plain(np.array(0.1, np.float32)) == 0.1
+  assert _array_record._plain(np.float64(0.1)) == 0.1
