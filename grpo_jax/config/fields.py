@@ -376,6 +376,8 @@ class Sampler:
     'of a rollout run, the next one is drawn, by the policy before these '
     'updates. This saves time where judging is slow, on one device alone, and '
     "needs a copy of the trained parameters besides the sampler's weights. "
+    'Prompts that only resample_rounds, retire_solved or data.too_long need '
+    'are read in another thread. '
     "Give learner.anchor='sampler' with it, or a method that has importance "
     'weights of the sampler, such as truncate_token_importance: each corrects '
     'for the older policy, and a warning says where nothing does.',

@@ -17,7 +17,6 @@ Read in this order:
 from grpo_jax.engines.batch import Completions
 from grpo_jax.engines.batch import generate
 from grpo_jax.engines.batch import requests
-from grpo_jax.engines.interruptible import Interruptible
 from grpo_jax.engines.local.engine import LocalEngine
 from grpo_jax.engines.local.next_token import next_token
 from grpo_jax.engines.local.prepare import sampler_params
@@ -39,7 +38,6 @@ __all__ = (
   'ENDED',
   'Engine',
   'GOING',
-  'Interruptible',
   'LocalEngine',
   'PlainEngine',
   'Request',

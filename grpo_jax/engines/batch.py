@@ -149,7 +149,10 @@ def requests(
 
 
 def generate(
-  engine: Engine, asked: Sequence[Request], finished: Finished | None = None
+  engine: Engine,
+  asked: Sequence[Request],
+  finished: Finished | None = None,
+  check: Callable[[], None] = lambda: None,
 ) -> Completions:
   """Samples `G` completions of each of `P` prompts.
 
@@ -158,6 +161,9 @@ def generate(
     asked: See `requests`.
     finished: Called once with each completion that this process knows, while
       the engine draws others. It must return soon: no device works meanwhile.
+    check: Called before the first turn of the engine and after each; what it
+      raises ends the sampling. Several processes can agree there whether to go
+      on, because they all have the same turns.
 
   Returns:
     The completions in the order of the requests; T is the largest limit.
@@ -177,6 +183,7 @@ def generate(
   whole = Completions.nothing((len(asked), len(asked[0].keys), most), without)
   if can.shares:
     whole = whole._replace(holder=np.zeros(len(asked), np.int64))
+  check()
   place = {engine.submit(one): p for p, one in enumerate(asked)}
   with contextlib.closing(engine.completed()) as turns:
     for turn in turns:
@@ -188,4 +195,5 @@ def generate(
             finished(p, g, one.ids, one.finish)
         if whole.holder is not None:
           whole.holder[p] = one.holder
+      check()
   return whole

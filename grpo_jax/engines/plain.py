@@ -106,7 +106,9 @@ class PlainEngine:
 
   def _round(self, batch: arrays.Batch) -> Iterator[list[Sampled]]:
     """Draws a batch; see `completed`."""
-    if self._params is None:
+    # Others may be loaded between two turns.
+    params, version = self._params, self._version
+    if params is None:
       raise ValueError('PlainEngine has no parameters yet; call load first.')
     vocab_size, group = self.model.vocab_size, batch.group
     prompts = arrays.prompts(batch, self.prompt_buckets, vocab_size)
@@ -127,12 +129,10 @@ class PlainEngine:
       some = arrays.padded(prompts, first, taken, at_once)
       if self.mesh is not None:
         some = host_arrays.from_local(some, sharding.rows(self.mesh))
-      drawn, length = host_arrays.to_host(_run(program, self._params, some))
+      drawn, length = host_arrays.to_host(_run(program, params, some))
       part = batch.part(first, first + taken)
       yield [
-        arrays.sampled(
-          part, row, drawn, int(length[row]), self._version, self.decode
-        )
+        arrays.sampled(part, row, drawn, int(length[row]), version, self.decode)
         for row in range(taken * group)
       ]
 

@@ -36,8 +36,13 @@ class Judge(Protocol):
 
   began: float
 
-  def __call__(self, chosen: Sequence[int]) -> rewards_lib.Scores:
-    """The scores of these prompts' completions."""
+  def __call__(
+    self, chosen: Sequence[int], check: Callable[[], None] = lambda: None
+  ) -> rewards_lib.Scores:
+    """The scores of these prompts' completions.
+
+    `check` is called between calls of the rewards; what it raises ends them.
+    """
     ...
 
 
@@ -50,10 +55,12 @@ from a call of `judge`."""
 
 
 def judged_alone(
-  judge: Judge, completions: engines.Completions
+  judge: Judge,
+  completions: engines.Completions,
+  check: Callable[[], None] = lambda: None,
 ) -> tuple[engines.Completions, rewards_lib.Scores]:
-  """The `Judging` of a single process: all at once."""
-  return completions, judge(range(len(completions.length)))
+  """The `Judging` of a single process: all at once; see `Judge` for `check`."""
+  return completions, judge(range(len(completions.length)), check)
 
 
 def collect(
@@ -70,6 +77,7 @@ def collect(
   purpose: str = 'sample',
   judging: Judging = judged_alone,
   workers: rewards_lib.Workers | None = None,
+  check: Callable[[], None] = lambda: None,
 ) -> Rollout:
   """Samples completions of some prompts, and has the rewards judge them.
 
@@ -90,6 +98,7 @@ def collect(
     judging: How the prompts are judged: by default all at once. Several
       processes each judge some of them.
     workers: For the rewards that are called in workers.
+    check: See `engines.generate`.
 
   Returns:
     A `Rollout`.
@@ -102,7 +111,7 @@ def collect(
     asked = engines.requests(
       prompts, index, group, sampling, limit, seed, rollout, purpose
     )
-    completions = engines.generate(engine, asked, early)
+    completions = engines.generate(engine, asked, early, check)
     judged.decode(completions)
     completions, scores = judging(judged, completions)
   return make_rollout(
@@ -229,7 +238,9 @@ class _Judged:
         ids = completions.tokens[p, g, : completions.length[p, g]]
         self.texts[p][g] = self._tokenizer.decode(ids)
 
-  def __call__(self, chosen: Sequence[int]) -> rewards_lib.Scores:
+  def __call__(
+    self, chosen: Sequence[int], check: Callable[[], None] = lambda: None
+  ) -> rewards_lib.Scores:
     """The scores of some prompts' completions, in the order p * G + g."""
     completions = self._completions
     places = list(itertools.product(chosen, range(self._group)))
@@ -237,19 +248,31 @@ class _Judged:
       if (p, g) not in self._rows:
         ids = completions.tokens[p, g, : completions.length[p, g]]
         self._judge(p, g, ids, completions.finish[p, g])
-    return self._scoring.scores([self._rows[place] for place in places])
+    return self._scoring.scores([self._rows[place] for place in places], check)
 
   def _judge(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
     self.began = min(self.began, time.monotonic())
-    # Each completion has its own copy of the record.
     example = {
-      **self._records[p],
+      **_copied(self._records[p]),
       'completion_ids': ids.tolist(),
       'truncated': bool(finish == engines.TRUNCATED),
     }
     self._rows[p, g] = self._scoring.add(
       prompt_text(self._records[p]['prompt']), self.texts[p][g], example
     )
+
+
+def _copied(value: Any) -> Any:
+  """A record of its own for a judge, which may sort or empty what it holds.
+
+  No `copy.deepcopy`: what a record holds beside lists, dicts and sets may be
+  large, or something that cannot be copied.
+  """
+  if isinstance(value, Mapping):
+    return {key: _copied(one) for key, one in value.items()}
+  if isinstance(value, list):
+    return [_copied(one) for one in value]
+  return set(value) if isinstance(value, set) else value
 
 
 def make_rollout(

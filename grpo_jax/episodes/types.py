@@ -193,11 +193,21 @@ _LACKING: dict[str, Callable[[Rollout], Any]] = {
 }
 
 
+def _with_turns(rollout: Rollout) -> Rollout:
+  """The rollout, in which a completion without turns is a single one."""
+  batch = rollout.batch
+  turn = np.zeros(batch.mask.shape, np.int32)
+  extras = {'turn': turn, **batch.extras}
+  return rollout._replace(batch=batch._replace(extras=extras))
+
+
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
   """The groups of several rollouts as one rollout, as wide as the widest."""
   rollouts = [part for part in rollouts if part.prompts]
   if len(rollouts) == 1:
     return rollouts[0]
+  if any('turn' in part.batch.extras for part in rollouts):
+    rollouts = [_with_turns(part) for part in rollouts]
   # Each rollout is as wide as its own longest completion needs.
   width = max(part.batch.mask.shape[-1] for part in rollouts)
 

@@ -5,6 +5,7 @@ Calls in this process are made here; those in others by `workers.Workers`.
 
 import asyncio
 from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from collections.abc import Set
@@ -173,17 +174,18 @@ class RewardCall:
 
 
 def make_here(
-  calls: Sequence[RewardCall], max_concurrency: int
+  calls: Sequence[RewardCall], max_concurrency: int, check: Callable[[], None]
 ) -> list[tuple[RewardCall, list[Outcome]]]:
-  """The outcomes of calls in this process."""
+  """The outcomes of calls in this process; `check` comes before each."""
   results, secs = [], []
   # Plain functions first: their errors come before a judge's API costs money.
   try:
     for call in calls:
+      check()
       begun = time.monotonic()
       results.append(call.start())
       secs.append(time.monotonic() - begun)
-    _await_all(calls, results, secs, max_concurrency)
+    _await_all(calls, results, secs, max_concurrency, check)
   finally:
     for result in results:
       if inspect.iscoroutine(result):
@@ -201,6 +203,7 @@ def _await_all(
   results: list[Any],
   secs: list[float],
   max_concurrency: int,
+  check: Callable[[], None],
 ) -> None:
   """Awaits the results of async functions, together, in their places.
 
@@ -208,11 +211,13 @@ def _await_all(
     calls: In this process.
     results: What each call has returned; what was awaited takes its place.
     secs: How long each took; the time of waiting is added.
-    max_concurrency: See `score`.
+    max_concurrency: How many are awaited at once.
+    check: Called before each; what it raises ends the waiting.
   """
 
   async def finish(semaphore, place):
     async with semaphore:
+      check()
       begun = time.monotonic()
       results[place] = await calls[place].finish(results[place])
       secs[place] += time.monotonic() - begun
@@ -400,11 +405,15 @@ class Scoring(contextlib.ExitStack):
           self._begun[column, row] = self._begin(call)
     return row
 
-  def scores(self, rows: Sequence[int]) -> Scores:
+  def scores(
+    self, rows: Sequence[int], check: Callable[[], None] = lambda: None
+  ) -> Scores:
     """Waits for the scores.
 
     Args:
       rows: Numbers of completions, in the order of the result.
+      check: Called before each call in this process, and several times a second
+        while workers make theirs. What it raises ends them all.
 
     Returns:
       The `Scores` of these N completions.
@@ -433,9 +442,9 @@ class Scoring(contextlib.ExitStack):
       if not takes_lists(call.reward.function):
         begun = self._begun.get((call.column, rows[call.first]))
       numbers.append(self._begin(call) if begun is None else begun)
-    outcomes = make_here(here, self._max_concurrency)
+    outcomes = make_here(here, self._max_concurrency, check)
     if self._stream is not None:
-      made = self._stream.wait()
+      made = self._stream.wait(check)
       outcomes += [
         (call, made[number])
         for call, number in zip(there, numbers, strict=True)

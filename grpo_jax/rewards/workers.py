@@ -312,7 +312,7 @@ _ENVIRONMENT = {
   'MKL_NUM_THREADS': '1',
 }
 
-_BETWEEN_SECS = 0.2  # between two calls of `Workers.between`
+_ROUND_SECS = 0.2  # between two looks at all workers, and two checks
 
 
 class Call(NamedTuple):
@@ -362,10 +362,6 @@ class Workers:
     wall_limit_secs: The longest that one call may take by the clock, for a
       judge that waits or hangs; None: ten times `time_limit_secs`.
 
-  Attributes:
-    between: Called several times a second while calls are made; what it raises
-      ends them, and is raised where they are waited for.
-
   Raises:
     ValueError: A limit is not positive.
   """
@@ -395,7 +391,6 @@ class Workers:
           f'{name} of the workers is {value}, but a positive number is'
           ' required; pass one.'
         )
-    self.between: Callable[[], None] = lambda: None
     self._number = number
     self._time_limit_secs = time_limit_secs
     self._start_limit_secs = start_limit_secs
@@ -524,8 +519,7 @@ class Workers:
             worker = self._idle_or_new(stream.confined[index])
             worker.begin(stream.requests[index], selector)
             busy[worker] = index
-          self.between()
-          until = _BETWEEN_SECS
+          until = _ROUND_SECS
           if busy:
             limit = min(worker.deadline for worker in busy) - time.monotonic()
             until = min(until, max(0.0, limit))
@@ -628,9 +622,17 @@ class Stream:
     self._is_ended = True
     self._tell()
 
-  def wait(self) -> list[list[Outcome]]:
-    """Waits for all calls; see `Workers.run` for what it returns and raises."""
+  def wait(
+    self, check: Callable[[], None] = lambda: None
+  ) -> list[list[Outcome]]:
+    """Waits for all calls; see `Workers.run` for what it returns and raises.
+
+    Args:
+      check: Called several times a second; what it raises ends the waiting.
+    """
     self.end()
+    while not futures.wait([self.made], _ROUND_SECS).done:
+      check()
     return self.made.result()
 
   def leave(self) -> None:

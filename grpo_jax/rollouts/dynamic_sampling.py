@@ -18,11 +18,9 @@ import json
 from typing import Any
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from grpo_jax import data
-from grpo_jax import losses
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.episodes.types import concatenate
 from grpo_jax.episodes.types import select
@@ -148,7 +146,7 @@ def draw(
     # Without dynamic sampling every group counts, whatever its rewards.
     equal = np.zeros(number, bool)
     if rounds:
-      equal = jax.device_get(losses.uniform_groups(fresh.batch))
+      equal = _uniform(fresh)
     # Groups of equal rewards are kept too: they may have to fill a rollout.
     kept.append(select(fresh, np.flatnonzero(~equal)))
     uniform.append(select(fresh, np.flatnonzero(equal)))
@@ -265,6 +263,16 @@ def _identity(prompt: data.Prompt) -> int:
   # Python's own hash of a string differs from process to process.
   digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'big')
+
+
+def _uniform(rollout: Rollout) -> np.ndarray:
+  """`losses.uniform_groups`, bool[P], by NumPy: devices may be learning now."""
+  reward = np.asarray(rollout.batch.reward)
+  over: dict[str, Any] = dict(axis=1, where=np.asarray(rollout.batch.valid))
+  high = np.max(reward, **over, initial=-np.inf)
+  low = np.min(reward, **over, initial=np.inf)
+  size = np.max(np.abs(reward), **over, initial=0)
+  return high - low <= 8 * np.finfo(reward.dtype).eps * size
 
 
 def _solved(rollout: Rollout, right_reward: float) -> np.ndarray:

@@ -24,6 +24,7 @@ import threading
 import time
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -80,15 +81,20 @@ class Delivery(NamedTuple):
     receipt: What draws those that follow.
     counts: Metrics of the drawing.
     secs: What drawing and judging took.
+    waited_secs: How many of these the learner waited for; None: all.
+    tokens: Completion tokens that were drawn in `secs`; None: those of the
+      rollout. Dynamic sampling may draw more or fewer.
   """
 
   rollout: Rollout
   receipt: Receipt
   counts: dict[str, float]
   secs: float
+  waited_secs: float | None = None
+  tokens: float | None = None
 
 
-class Source:
+class Source(Protocol):
   """Gives the rollouts of a run, each once and in their order.
 
   Attributes:
@@ -96,7 +102,7 @@ class Source:
       it before the first `publish` of a start.
   """
 
-  receipt: Receipt = Receipt()
+  receipt: Receipt
 
   def first(self, params: Any) -> Receipt:
     """The receipt before the first rollout of a run.
@@ -104,8 +110,7 @@ class Source:
     Args:
       params: Trained parameters of version 0; what is kept of them is a copy.
     """
-    del params
-    return Receipt()
+    ...
 
   def publish(self, params: Any, version: int) -> None:
     """Takes parameters that later rollouts may be drawn by.
@@ -117,7 +122,7 @@ class Source:
         returned; after that the learner donates them.
       version: How many rollouts they have learned from.
     """
-    raise NotImplementedError
+    ...
 
   def next(self, version: int) -> Delivery:
     """The rollout that a version will learn from; waits until it is drawn.
@@ -129,22 +134,32 @@ class Source:
     Args:
       version: That of the parameters that were published last.
     """
-    raise NotImplementedError
+    ...
 
   def prepare(self, version: int) -> None:
     """Makes ready what `next(version)` needs of the host; devices learn now."""
+    ...
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """In it nothing is drawn, and the engine has the newest parameters."""
-    return contextlib.nullcontext()
+    ...
 
   def close(self) -> None:
     """Gives up what is being drawn."""
+    ...
+
+
+def _timed(
+  draw: Draw, prompts: PromptState, version: int
+) -> tuple[Drawn, float]:
+  """What `draw` returns, and how many seconds it took."""
+  begun = time.monotonic()
+  return draw(prompts, version), time.monotonic() - begun
 
 
 @dataclasses.dataclass
-class SharedDevices(Source):
-  """A source that draws on the devices that learn.
+class AtOnce:
+  """Draws a rollout when it is asked for, by the policy that learns from it.
 
   Attributes:
     draw: Samples and judges, or reads what was drawn.
@@ -152,6 +167,8 @@ class SharedDevices(Source):
     unload: Takes them from it; an update needs the memory, and moves them.
     wait: See `Wait`.
     rollouts: How many the run has; for more than these nothing is done.
+    fill: Reads the prompts of a rollout early.
+    receipt: See `Source`.
   """
 
   draw: Draw
@@ -159,22 +176,13 @@ class SharedDevices(Source):
   unload: Callable[[], None]
   wait: Wait = contextlib.nullcontext
   rollouts: int = 0
-
-  def drawn(self, prompts: PromptState, version: int) -> tuple[Drawn, float]:
-    """What `draw` returns, and how many seconds it took."""
-    begun = time.monotonic()
-    return self.draw(prompts, version), time.monotonic() - begun
-
-
-@dataclasses.dataclass
-class AtOnce(SharedDevices):
-  """Draws a rollout when it is asked for, by the policy that learns from it.
-
-  Attributes:
-    fill: Reads the prompts of a rollout early.
-  """
-
   fill: Callable[[], None] = lambda: None
+  receipt: Receipt = Receipt()
+
+  def first(self, params: Any) -> Receipt:
+    """See `Source`."""
+    del params
+    return Receipt()
 
   def publish(self, params: Any, version: int) -> None:
     """See `Source`."""
@@ -183,16 +191,24 @@ class AtOnce(SharedDevices):
   def next(self, version: int) -> Delivery:
     """See `Source`."""
     with self.wait():
-      drawn, secs = self.drawn(self.receipt.prompts, version)
+      drawn, secs = _timed(self.draw, self.receipt.prompts, version)
     rollout, prompts, counts = drawn
     self.unload()
     self.receipt = Receipt(prompts)
-    return Delivery(rollout, self.receipt, counts, secs)
+    tokens = counts.get('tokens_drawn')
+    return Delivery(rollout, self.receipt, counts, secs, None, tokens)
 
   def prepare(self, version: int) -> None:
     """See `Source`."""
     if version < self.rollouts:
       self.fill()
+
+  def paused(self) -> contextlib.AbstractContextManager[None]:
+    """See `Source`."""
+    return contextlib.nullcontext()
+
+  def close(self) -> None:
+    """See `Source`; nothing is being drawn."""
 
 
 class GivenUp(KeyboardInterrupt):
@@ -203,6 +219,34 @@ class GivenUp(KeyboardInterrupt):
   """
 
 
+@dataclasses.dataclass
+class Lease:
+  """The time in which somebody waits for what a thread draws.
+
+  Attributes:
+    has_ended: Nobody waits any more.
+    is_judging: Rewards are being called, which may take as long as they like.
+  """
+
+  has_ended: bool = False
+  is_judging: bool = False
+
+  def check(self) -> None:
+    """Raises `GivenUp` once it has ended; for engine, rewards and workers."""
+    if self.has_ended:
+      raise GivenUp
+
+  def judging(
+    self, judge: rollout_lib.Judge, completions: Any
+  ) -> tuple[Any, Any]:
+    """The `Judging` of the thread."""
+    self.is_judging = True
+    try:
+      return rollout_lib.judged_alone(judge, completions, self.check)
+    finally:
+      self.is_judging = False
+
+
 @functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
 def _copied(params: Any, older: Any) -> Any:
   """The parameters, in the memory of older ones: the first are donated soon."""
@@ -211,23 +255,38 @@ def _copied(params: Any, older: Any) -> Any:
 
 
 @dataclasses.dataclass
-class Ahead(SharedDevices):
+class Ahead:
   """Draws each rollout, but the first of a start, before it is asked for.
 
   At its end, what is being drawn is given up, and the thread has ended. Only a
   reward function that is called in this process cannot be ended: after two
-  seconds its thread is left alone, and does nothing more once the function has
-  returned.
+  seconds its thread is left alone, and calls no other.
 
-  `draw` calls `between` as often as it can, and has completions judged by
-  `judging`.
+  Attributes:
+    draw: Samples and judges. It calls `lease.check` as often as it can, and has
+      completions judged by `lease.judging`.
+    load: See `AtOnce`.
+    unload: Takes the parameters from the engine.
+    wait: See `Wait`.
+    rollouts: How many the run has.
+    fill: Reads the prompts of a rollout, before a thread draws it.
+    lease: Ends when the source is closed.
+    receipt: See `Source`.
   """
+
+  draw: Draw
+  load: Callable[[Any, int], None]
+  unload: Callable[[], None]
+  wait: Wait = contextlib.nullcontext
+  rollouts: int = 0
+  fill: Callable[[], None] = lambda: None
+  lease: Lease = dataclasses.field(default_factory=Lease)
+  receipt: Receipt = Receipt()
 
   def __post_init__(self):
     self._newest: tuple[Any, int] | None = None
     self._thread: threading.Thread | None = None
     self._drawn: futures.Future[tuple[Drawn, float]] | None = None
-    self._is_left = self._is_judging = False
 
   def first(self, params: Any) -> Receipt:
     """See `Source`."""
@@ -243,20 +302,25 @@ class Ahead(SharedDevices):
     with self.wait():
       if self._drawn is None:  # the first of a start
         self.load(older, max(version - 1, 0))
-        drawn, secs = self.drawn(self.receipt.prompts, version)
+        drawn, secs = _timed(self.draw, self.receipt.prompts, version)
       else:
         drawn, secs = self._drawn.result()
         self._join()
     # From here on no signal ends it: what has drawn this rollout is donated.
     rollout, prompts, counts = drawn
-    counts = {**counts, 'ahead_wait_secs': time.monotonic() - begun}
+    waited = time.monotonic() - begun
+    counts = {**counts, 'ahead_wait_secs': waited}
     self.unload()
     assert self._newest is not None  # published before
     (params, _), self._newest, self._drawn = self._newest, None, None
     self.receipt = Receipt(prompts, (_copied(params, older),))
     if version + 1 < self.rollouts:
       self._begin(version + 1)
-    return Delivery(rollout, self.receipt, counts, secs)
+    tokens = counts.get('tokens_drawn')
+    return Delivery(rollout, self.receipt, counts, secs, waited, tokens)
+
+  def prepare(self, version: int) -> None:
+    """See `Source`; the thread draws it already."""
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -266,27 +330,12 @@ class Ahead(SharedDevices):
     self.load(*self._newest)
     yield
 
-  def between(self) -> None:
-    """Ends what is being drawn, once nobody waits for it any more."""
-    if self._is_left:
-      raise GivenUp
-
-  def judging(
-    self, judge: rollout_lib.Judge, completions: Any
-  ) -> tuple[Any, Any]:
-    """A `Judging` of the thread."""
-    self._is_judging = True
-    judged = rollout_lib.judged_alone(judge, completions)
-    self._is_judging = False
-    self.between()
-    return judged
-
   def close(self) -> None:
     """See `Source`."""
-    self._is_left, secs = True, _JUDGING_SECS
+    self.lease.has_ended, secs = True, _JUDGING_SECS
     while self._thread is not None and self._thread.is_alive() and secs > 0:
       self._thread.join(0.1)
-      secs -= 0.1 * self._is_judging
+      secs -= 0.1 * self.lease.is_judging
 
   def _begin(self, version: int) -> None:
     """Begins to draw the rollout that a version will learn from."""
@@ -296,11 +345,12 @@ class Ahead(SharedDevices):
 
     def draw():
       try:
-        drawn.set_result(self.drawn(prompts, version))
+        drawn.set_result(_timed(self.draw, prompts, version))
       except BaseException as error:  # `next` raises it
         drawn.set_exception(error)
 
     try:
+      self.fill()  # here, because some prompts bear no other thread
       self.load(older, version - 1)
     except Exception as error:
       drawn.set_exception(error)

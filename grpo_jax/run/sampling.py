@@ -24,6 +24,7 @@ from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.sources import Ahead
 from grpo_jax.rollouts.sources import AtOnce
+from grpo_jax.rollouts.sources import Lease
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
 from grpo_jax.run.build import build
@@ -56,20 +57,15 @@ def source(
       replay_lib.draw, replay, run.tokenizer, spec.prompts, spec.group
     )
     return AtOnce(draw, load, run.engine.unload, wait)
+  fill = run.prompts.fill
   if not spec.ahead:
     draw = functools.partial(sampled, run)
-    fill = run.prompts.fill
     return AtOnce(draw, load, run.engine.unload, wait, steps, fill)
 
-  def draw_ahead(prompts, version):
-    return sampled(parts, prompts, version)
-
-  made = Ahead(draw_ahead, load, run.engine.unload, wait, steps)
-  engine = engines.Interruptible(run.engine, made.between)
-  parts = run._replace(engine=engine, judging=made.judging)
-  if run.workers is not None:
-    run.workers.between = made.between
-  return made
+  lease = Lease()
+  run = run._replace(check=lease.check, judging=lease.judging)
+  draw = functools.partial(sampled, run)
+  return Ahead(draw, load, run.engine.unload, wait, steps, fill, lease)
 
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
@@ -189,4 +185,5 @@ def _collected(
     purpose=purpose,
     judging=judging,
     workers=run.workers,
+    check=run.check,
   )

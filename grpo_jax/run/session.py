@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 
-from grpo_jax import engines
 from grpo_jax import monitor as monitor_lib
 from grpo_jax.config import Config
 from grpo_jax.hosts import joining
@@ -179,14 +178,11 @@ def _joined(run: build.Run, start: Start) -> build.Run:
   }
   peers.check_equal(identity.compared(run.config, start.objects) | alike)
 
-  def between():
+  def check():
     if peers.is_stopped():
       raise stop_signal.Stopped
 
-  return run._replace(
-    engine=engines.Interruptible(run.engine, between),
-    judging=judging.shared(peers, start.stop),
-  )
+  return run._replace(check=check, judging=judging.shared(peers, start.stop))
 
 
 def _restored(

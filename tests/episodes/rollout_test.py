@@ -132,6 +132,23 @@ def test_a_completion_that_was_not_judged_is_not_valid():
   np.testing.assert_array_equal(got.batch.valid, [[1, 0], [1, 1]])
 
 
+def test_what_a_judge_does_to_its_record_no_other_sees(monkeypatch):
+  monkeypatch.setitem(RECORDS[0], 'answer', ['b', 'a'])
+  monkeypatch.setitem(RECORDS[0], 'facts', {'of': [{1}]})
+  seen = []
+
+  def disorderly(prompt, completion, example):
+    if isinstance(example['answer'], list):
+      seen.append((*example['answer'], *example['facts']['of'][0]))
+      example['answer'].sort()
+      example['facts']['of'].pop().clear()
+    return 0
+
+  collect([('disorderly', disorderly)])
+  assert seen == [('b', 'a', 1)] * 2
+  assert RECORDS[0]['answer'] == ['b', 'a'] and RECORDS[0]['facts']['of']
+
+
 def test_rewards_see_ids_and_truncation():
   seen = []
 

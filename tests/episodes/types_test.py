@@ -125,6 +125,20 @@ def test_rollouts_with_branches_and_without_are_joined():
   assert types.concatenate([plain, plain]).previous is None
 
 
+def test_rollouts_with_turns_and_without_are_joined():
+  turns = rollout_of([episode(STRAIGHT, straight=True)] * 2)
+  extras = dict(turns.batch.extras)
+  del extras['turn']  # as of an engine, each completion of which is one turn
+  single = turns._replace(batch=turns.batch._replace(extras=extras))
+  both = types.concatenate([single, turns]).batch
+  np.testing.assert_array_equal(both.extras['turn'][0], np.zeros((2, 8)))
+  np.testing.assert_array_equal(
+    both.extras['turn'][1:], turns.batch.extras['turn']
+  )
+  assert both.extras['turn'].dtype == turns.batch.extras['turn'].dtype
+  assert 'turn' not in types.concatenate([single, single]).batch.extras
+
+
 def test_branches_come_back_from_a_file_in_every_process(tmp_path):
   tree = rollout_of([episode(TREE)] * 2, [episode(TREE)] * 2)
   parquet.write(tmp_path / 'a.parquet', tree, 1)

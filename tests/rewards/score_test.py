@@ -188,6 +188,29 @@ def test_score_works_inside_a_running_event_loop():
   np.testing.assert_array_equal(asyncio.run(caller()).reward, [0, 2, 4])
 
 
+@pytest.mark.parametrize('is_async', [False, True])
+def test_nothing_is_called_once_a_check_has_raised(is_async):
+  calls = []
+
+  def plain(prompt, completion, example):
+    calls.append(completion)
+    return 1.0
+
+  async def later(prompt, completion, example):
+    return plain(prompt, completion, example)
+
+  def check():
+    if len(calls) == 2:
+      raise KeyError
+
+  term = rewards.WeightedReward('term', later if is_async else plain)
+  with rewards.Scoring([term], None, 1) as scoring:
+    rows = [scoring.add('', completion, {}) for completion in 'abcdef']
+    with pytest.raises(KeyError):
+      scoring.scores(rows, check)
+  assert calls == ['a', 'b']
+
+
 def test_functions_run_in_the_calling_thread():
   threads = set()
 

@@ -374,17 +374,15 @@ def test_an_error_meanwhile_ends_the_calls(pool):
 
 
 @in_a_namespace
-def test_what_between_raises_ends_the_calls(pool, monkeypatch):
-  def between():
+def test_what_a_check_raises_ends_the_calls(pool):
+  def check():
     if time.monotonic() > begun + 0.5:
       raise KeyError
 
   begun = time.monotonic()
-  with monkeypatch.context() as patch:
-    patch.setattr(pool, 'between', between)
-    with pytest.raises(KeyError), pool.stream() as stream:
-      stream.add(workers_lib.Call(MODULE + 'loop', ('p', '0', {})))
-      stream.wait()
+  with pytest.raises(KeyError), pool.stream() as stream:
+    stream.add(workers_lib.Call(MODULE + 'loop', ('p', '0', {})))
+    stream.wait(check)
   assert time.monotonic() - begun < HANG_SECS
   check_goes_on(pool)
 

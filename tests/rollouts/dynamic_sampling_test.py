@@ -308,3 +308,17 @@ def test_what_all_know_is_joined_to_what_some_hold(monkeypatch):
   assert concatenate([known, known]).holder is None
   joined = concatenate([known, held])
   assert joined.holder.tolist() == [0, 1, 0, 1, 1, 0]
+
+
+@pytest.mark.quick
+def test_what_counts_as_equal_is_what_losses_take_for_equal():
+  """Also a rounding error apart, and where nothing or one was judged."""
+  rng = np.random.default_rng(0)
+  rollout = collect([{'prompt': 's', 'index': i} for i in range(300)])
+  apart = rng.integers(0, 60, (300, GROUP)) * np.float32(2**-24)
+  reward = rng.normal(size=(300, 1)).astype(np.float32) * (1 + apart)
+  valid = rng.random((300, GROUP)) < 0.7
+  batch = rollout.batch._replace(reward=reward.astype(np.float32), valid=valid)
+  found = dynamic_sampling._uniform(rollout._replace(batch=batch))
+  np.testing.assert_array_equal(found, losses.uniform_groups(batch))
+  assert 0.2 < found.mean() < 0.9 and not valid.any(axis=1).all()

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,12 @@ class Engine:
     self.events.append(('draw', version))
     drawn = np.asarray(self.params['w']).copy()
     return drawn, prompts._replace(position=prompts.position + 2), {'n': 1.0}
+
+
+class Judged:
+  """What was drawn for two prompts, as far as a source looks at it."""
+
+  length = np.ones((2, 1))
 
 
 def params(version):
@@ -179,7 +186,7 @@ def test_what_is_drawn_is_given_up_when_a_source_is_closed():
   def endless(prompts, version):
     while version == 1:
       begun.set()
-      source.between()
+      source.lease.check()
     return draw(prompts, version)
 
   source.draw = endless
@@ -189,3 +196,30 @@ def test_what_is_drawn_is_given_up_when_a_source_is_closed():
   begun.wait()
   source.close()
   assert not [t for t in threading.enumerate() if t.name == 'ahead']
+
+
+def test_only_a_judge_that_judges_is_left_alone(monkeypatch):
+  """The thread of one that has failed may be in a program of the device."""
+  monkeypatch.setattr(sources, '_JUDGING_SECS', 1e-9)
+  source = drawn_ahead(Engine())
+  draw, begun, ended = source.draw, threading.Event(), threading.Event()
+
+  def fails(chosen, *check):
+    raise ValueError
+
+  def recovers(prompts, version):
+    if version == 1:
+      with contextlib.suppress(ValueError):
+        source.lease.judging(fails, Judged())
+      begun.set()
+      time.sleep(0.3)
+      ended.set()
+    return draw(prompts, version)
+
+  source.draw = recovers
+  source.receipt = source.first(params(0))
+  source.publish(params(0), 0)
+  source.next(0)
+  begun.wait()
+  source.close()
+  assert ended.is_set()

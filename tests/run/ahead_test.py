@@ -265,7 +265,7 @@ def test_a_stop_ends_what_the_thread_draws(
       os.kill(os.getpid(), signal.SIGTERM)
     try:
       while True:
-        run.engine.between()
+        run.check()
         time.sleep(0.01)
     finally:
       time.sleep(1.0)  # the end of the run waits for the end of the thread
@@ -332,7 +332,7 @@ def test_an_error_while_learning_leaves_no_thread(tmp_path, monkeypatch):
   def endless(run, prompt_state, step):
     while step:
       draws.set()
-      run.engine.between()
+      run.check()
     return sampled(run, prompt_state, step)
 
   def fails(*_):
@@ -355,19 +355,36 @@ def test_a_replay_of_it_learns_what_it_learned(whole, tmp_path):
     np.testing.assert_array_equal(array, others[name], err_msg=name)
 
 
+class Noted:
+  """Records, and the threads in which they are read."""
+
+  def __init__(self, records, threads):
+    self._records, self._threads = records, threads
+
+  def __len__(self):
+    return len(self._records)
+
+  def __getitem__(self, index):
+    self._threads.add(threading.current_thread())
+    return self._records[index]
+
+
 def test_each_rollout_is_drawn_once_and_its_prompts_are_read_in_one_thread(
   tmp_path, monkeypatch
 ):
-  sampled, drawn = sampling.sampled, []
+  sampled, drawn, threads = sampling.sampled, [], set()
+  ahead = data.MakeAhead
 
   def noted(run, prompt_state, step):
     drawn.append(step)
     return sampled(run, prompt_state, step)
 
   monkeypatch.setattr(sampling, 'sampled', noted)
-  monkeypatch.setattr(data.MakeAhead, 'fill', None)
+  monkeypatch.setattr(
+    data, 'MakeAhead', lambda x, rows: ahead(Noted(x, threads), rows)
+  )
   loop.train(small(), tmp_path)
-  assert drawn == [0, 1, 2, 3]
+  assert drawn == [0, 1, 2, 3] and threads == {threading.main_thread()}
 
 
 @pytest.mark.quick

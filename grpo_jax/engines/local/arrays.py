@@ -89,13 +89,20 @@ class Submitted:
   ) -> Generator[list[Sampled], None, None]:
     """What `draw` yields of one batch after the other, until nothing waits.
 
-    Whoever leaves it gives up what waits.
+    Whoever leaves it gives up what waits, also before the first turn.
     """
-    try:
-      while batch := self.take():
-        yield from draw(batch)
-    finally:
-      self._waiting.clear()
+
+    def turns():
+      try:
+        yield []
+        while batch := self.take():
+          yield from draw(batch)
+      finally:
+        self._waiting.clear()
+
+    begun = turns()
+    next(begun)  # one that has not begun would clear nothing when it is closed
+    return begun
 
 
 def prompts(

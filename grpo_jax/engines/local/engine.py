@@ -118,15 +118,18 @@ class LocalEngine:
     """Draws a batch; see `completed`."""
     # One piece, because a report would not wait for the others.
     cores = 1 if every_tokens else self.cores
+    version = self._version  # others may be loaded between two turns
     so_far, parts = self._begun(batch, cores)
     told = np.zeros(len(so_far.ended), bool)
     for _ in side_by_side.run([part.run(every_tokens) for part in parts]):
       over = so_far.ended & ~told
       told |= over
-      turn = [self._sampled(batch, so_far, p) for p in np.flatnonzero(over)]
+      turn = [
+        self._sampled(batch, so_far, version, p) for p in np.flatnonzero(over)
+      ]
       if every_tokens:
         for place in np.flatnonzero(~told & (so_far.length > 0)):
-          one = self._sampled(batch, so_far, place, goes_on=True)
+          one = self._sampled(batch, so_far, version, place, goes_on=True)
           told[place] = one.finish != GOING
           turn.append(one)
       yield turn
@@ -138,6 +141,7 @@ class LocalEngine:
     self,
     batch: arrays.Batch,
     so_far: generation.CompletionsSoFar,
+    version: int,
     place: int | np.integer,
     goes_on: bool = False,
   ) -> Sampled:
@@ -151,7 +155,7 @@ class LocalEngine:
       int(place),
       so_far.drawn,
       int(length),
-      self._version,
+      version,
       self.decode,
       goes_on,
       holder,

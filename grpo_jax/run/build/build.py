@@ -88,6 +88,8 @@ class Run(NamedTuple):
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
+  # Between two turns of the engine; what it raises ends the sampling.
+  check: Callable[[], None] = lambda: None
 
 
 def run(
@@ -180,10 +182,11 @@ def run_specs(
 def _read_ahead(prompts: Any, config: Config) -> Any:
   """Gets the prompts of the next rollout early.
 
-  Files are read in a thread. Other prompts are made while the devices learn:
+  Files are read in a thread. Other prompts are made in the thread of the loop:
   problems that programs make, and objects of a user's own, may not bear it to
-  be read in another thread. What is held out, or shown in the warm-up, is not
-  read early.
+  be read in another thread. With `sampler.ahead` those are, of which nobody
+  knows beforehand that they are needed; see its help. What is held out, or
+  shown in the warm-up, is not read early.
   """
   found = [*map(build_data.files_of, build_data.listed(config.data.train))]
   inside = [paths for paths in found if paths is not None]

@@ -371,34 +371,54 @@ def test_requests_may_differ_in_all_and_come_while_others_are_drawn():
       np.testing.assert_allclose(one.logp, drawn.logp[0, g, :length], atol=1e-5)
 
 
-def test_whoever_leaves_gives_up_what_is_not_completed():
+@pytest.mark.parametrize('taken', [0, 1])
+def test_whoever_leaves_gives_up_what_is_not_completed(taken):
   made = engine()
   for one in drawing.requests(tiny.ragged(prompts=4)[0]):
     made.submit(one)
   turns = made.completed()
-  next(turns)
+  for _ in range(taken):
+    next(turns)
   turns.close()
   assert list(made.completed()) == []
   assert generate(made).length.all()
 
 
-def test_an_interruptible_engine_asks_before_each_call():
+def test_what_is_loaded_between_two_turns_draws_nothing_of_a_round():
+  """Its tokens are labelled with the version that has drawn them."""
+  made = engine(max_rows=8)
+  whole, found = generate(made), {}
+  place = {made.submit(one): p for p, one in enumerate(
+    drawing.requests(tiny.ragged(prompts=4)[0], PLAIN)
+  )}  # fmt: skip
+  for turn in made.completed():
+    found |= {(place[one.request], one.number): one for one in turn}
+    made.load(tiny.params(made.model, seed=1), version=6)
+  assert len(found) == whole.length.size
+  for (p, g), one in found.items():
+    assert set(one.version) == {5}
+    np.testing.assert_array_equal(one.ids, whole.tokens[p, g, : len(one.ids)])
+  assert np.max(generate(made).version) == 6
+
+
+def test_sampling_asks_before_each_turn_whether_to_go_on():
   calls = []
 
   class Stopped(BaseException):
     pass
 
-  def between():
+  def check():
     calls.append(None)
     if len(calls) == 3:
       raise Stopped
 
   made = engine(max_rows=8)
+  asked = drawing.requests(tiny.ragged(prompts=4)[0], PLAIN)
   with pytest.raises(Stopped):
-    generate(engines.Interruptible(made, between))
+    engines.generate(made, asked, check=check)
   assert len(calls) == 3 and list(made.completed()) == []
   plain = generate(made)
-  whole = generate(engines.Interruptible(made, lambda: None))
+  whole = engines.generate(made, asked, check=lambda: None)
   np.testing.assert_array_equal(whole.tokens, plain.tokens)
 
 
