@@ -93,7 +93,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     exports = export.Exports(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
-      stack.enter_context(workdir_lib.claimed(workdir, config))
+      stack.enter_context(workdir_lib.claimed(workdir, config, objects))
     workdir_lib.check_shared(workdir, peers)
     saves, saved = _restored(stack, screen, run, updater, start)
     updater, frozen = _with_frozen(run, updater, screen, saved)

@@ -239,6 +239,23 @@ def test_what_is_no_second_interrupt_is_saved(
   assert left == (not isinstance(error, KeyboardInterrupt))
 
 
+def test_a_signal_on_the_way_in_leaves_the_save_behind_it_alone():
+  class Early(stop_signal.Stop):
+    def __setattr__(self, name, value):
+      super().__setattr__(name, value)
+      if name == '_raises' and value:
+        signal.raise_signal(signal.SIGTERM)
+
+  with Early() as stop:
+    with pytest.raises(stop_signal.Stopped):
+      with stop.at_once():
+        raise AssertionError('the signal has come before')
+    try:
+      signal.raise_signal(signal.SIGTERM)  # in the save, which goes on
+    except stop_signal.Stopped:
+      pytest.fail('it ends the save')
+
+
 @pytest.mark.parametrize('how', ['take', 'deliver'])
 def test_a_signal_of_all_processes_is_not_a_second_one(how):
   """A launcher may send Ctrl-C to every process, and each passes it on."""
