@@ -318,5 +318,6 @@ def profiled(
     folder = session.kept.workdir / 'profile' / f'step_{step}'
     with jax.profiler.trace(str(folder)):
       yield
+    bucket.push_folder(session.kept.workdir, folder)
   else:
     yield
