@@ -80,12 +80,17 @@ class Delivery(NamedTuple):
     receipt: What draws those that follow.
     counts: Metrics of the drawing.
     secs: What drawing and judging took.
+    waited_secs: How many of these the learner waited for; None: all.
+    tokens: Completion tokens that were drawn in `secs`; None: those of the
+      rollout. Dynamic sampling may draw more or fewer.
   """
 
   rollout: Rollout
   receipt: Receipt
   counts: dict[str, float]
   secs: float
+  waited_secs: float | None = None
+  tokens: float | None = None
 
 
 class Source:
@@ -187,7 +192,8 @@ class AtOnce(SharedDevices):
     rollout, prompts, counts = drawn
     self.unload()
     self.receipt = Receipt(prompts)
-    return Delivery(rollout, self.receipt, counts, secs)
+    tokens = counts.get('tokens_drawn')
+    return Delivery(rollout, self.receipt, counts, secs, None, tokens)
 
   def prepare(self, version: int) -> None:
     """See `Source`."""
@@ -249,14 +255,16 @@ class Ahead(SharedDevices):
         self._join()
     # From here on no signal ends it: what has drawn this rollout is donated.
     rollout, prompts, counts = drawn
-    counts = {**counts, 'ahead_wait_secs': time.monotonic() - begun}
+    waited = time.monotonic() - begun
+    counts = {**counts, 'ahead_wait_secs': waited}
     self.unload()
     assert self._newest is not None  # published before
     (params, _), self._newest, self._drawn = self._newest, None, None
     self.receipt = Receipt(prompts, (_copied(params, older),))
     if version + 1 < self.rollouts:
       self._begin(version + 1)
-    return Delivery(rollout, self.receipt, counts, secs)
+    tokens = counts.get('tokens_drawn')
+    return Delivery(rollout, self.receipt, counts, secs, waited, tokens)
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:

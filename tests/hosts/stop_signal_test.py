@@ -225,7 +225,7 @@ def test_what_is_no_second_interrupt_is_saved(
   saves = types.SimpleNamespace(wait=lambda: happened.append('wait'))
   open_one = types.SimpleNamespace(
     stop=stop,
-    kept=types.SimpleNamespace(saves=saves),
+    saves=saves,
     peers=processes.ALONE,
   )
   monkeypatch.setattr(progress_lib, 'save', lambda *_: happened.append('save'))

@@ -2,34 +2,35 @@
 
 import contextlib
 import types
+from typing import Any
 
 import pytest
 
 from grpo_jax.run import progress as progress_lib
+from grpo_jax.run.keep.checkpoint import Checkpoints
 from tests.hosts import processes_test
 
 pytestmark = pytest.mark.quick
 
 
-def test_a_checkpoint_that_cannot_be_saved_fails_in_all_alike(monkeypatch):
+def test_a_checkpoint_that_cannot_be_saved_fails_in_all_alike():
   """None has failed alone, so that none is ended by the watch of another."""
-  monkeypatch.setattr(progress_lib, 'save', lambda *_: None)
+  phase = lambda _: contextlib.nullcontext()
 
   def body(peers):
-    saves = types.SimpleNamespace(
-      wait=lambda: None, owed=True, steps=lambda: [3]
+    tries = []
+    saves: Any = types.SimpleNamespace(
+      wait=lambda: None, owed=True, steps=lambda: [3], _peers=peers
     )
-    monitor = types.SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-    kept = types.SimpleNamespace(saves=saves)
-    of_all = types.SimpleNamespace(kept=kept, monitor=monitor, peers=peers)
+    save = lambda: tries.append(1)
     try:
-      progress_lib.finish(of_all, types.SimpleNamespace(step=5))
+      Checkpoints.insist(saves, save, 'rollout', 5, phase)
     except ValueError as error:
-      return str(error), peers.knows(error)
+      return str(error), peers.knows(error), len(tries)
 
-  for said, is_known in processes_test.run(body)[0]:
+  for said, is_known, tries in processes_test.run(body)[0]:
     assert said.startswith('The checkpoint of rollout 5 could not be saved;')
-    assert is_known
+    assert is_known and tries == 2
 
 
 def test_a_checkpoint_of_earlier_code_names_the_version_that_reads_it():

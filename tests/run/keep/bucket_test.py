@@ -227,9 +227,7 @@ def test_the_error_of_a_run_is_raised_also_if_nothing_can_be_uploaded(
 
 def test_a_profile_of_another_process_than_the_first_gets_there(place):
   place.mkdir(parents=True)
-  profile = types.SimpleNamespace(
-    kept=types.SimpleNamespace(workdir=bucket.read_only(URL))
-  )
+  profile = types.SimpleNamespace(workdir=bucket.read_only(URL))
   with session.profiled(profile, 2, (2, 3)):
     jax.block_until_ready(jax.numpy.zeros(3) + 1)
   assert [*(place / 'profile' / 'step_2').rglob('*.xplane.pb')]
