@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from grpo_jax.hosts import stop_signal
 from grpo_jax.run import progress as progress_lib
+from grpo_jax.run import session
 from grpo_jax.run.keep.checkpoint import Checkpoints
+from grpo_jax.run.keep.checkpoint import Restored
+from tests import runs
 from tests.hosts import processes_test
 
 pytestmark = pytest.mark.quick
@@ -31,6 +35,34 @@ def test_a_checkpoint_that_cannot_be_saved_fails_in_all_alike():
   for said, is_known, tries in processes_test.run(body)[0]:
     assert said.startswith('The checkpoint of rollout 5 could not be saved;')
     assert is_known and tries == 2
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_by_all_alike(
+  tmp_path, monkeypatch
+):
+  newest = Restored(9, None, {'replays': False})
+  saves: Any = types.SimpleNamespace(restore=lambda _: newest)
+  monkeypatch.setattr(
+    session, 'Checkpoints', lambda *_, **__: contextlib.nullcontext(saves)
+  )
+  keep = types.SimpleNamespace(keep_last=1, best_metric='', every_minutes=0.0)
+  run: Any = types.SimpleNamespace(steps=8, keep=keep)
+  one: Any = types.SimpleNamespace(
+    phase=lambda _: contextlib.nullcontext(),
+    compiled=types.SimpleNamespace(abstract=None),
+  )
+  config, stop = runs.small(), stop_signal.Stop()
+
+  def body(peers):
+    start = session.Start(config, tmp_path, stop, peers=peers)
+    try:
+      with contextlib.ExitStack() as stack:
+        session._restored(stack, one, run, one, start)
+    except ValueError as error:
+      return str(error), peers.knows(error)
+
+  for said, is_known in processes_test.run(body, 2)[0]:
+    assert 'has done 9 rollouts, and config.steps=8' in said and is_known
 
 
 def test_a_checkpoint_of_earlier_code_names_the_version_that_reads_it():
