@@ -191,9 +191,9 @@ EQUIVALENT |= {
     'len(found) > 1 -> len(found) >= 1',
   ): 'of a single lambda it finds that lambda; it saves work',
   (
-    'run/watching.py:Refused.count',
-    'all_refused = sum(shares.values()) > 0.999',
-    'sum(shares.values()) > 0.999 -> sum(shares.values()) >= 0.999',
+    'run/watching.py:Refused.counted',
+    'if sum(shares.values()) <= 0.999:',
+    'sum(shares.values()) <= 0.999 -> sum(shares.values()) < 0.999',
   ): _MARGIN,
 }
 EQUIVALENT |= {

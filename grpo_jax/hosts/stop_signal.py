@@ -86,8 +86,8 @@ class Stop:
   @contextlib.contextmanager
   def at_once(self) -> Iterator[None]:
     """In this context a signal raises `Stopped`; an earlier one, on entry."""
-    self._raises = True
     try:
+      self._raises = True  # in here: a signal may come right behind it
       if self():
         raise Stopped
       yield

@@ -62,7 +62,9 @@ def metrics_of_speed(
   flops = None if peak is None else forward_flops(rollout, model)
   if peak is not None and flops is not None:
     # Tokens that were drawn and dropped are taken to cost as much as others.
-    measured['mfu_sample'] = flops * (drawn / tokens) / sample_secs / peak
+    # There are none if every episode of the rollout has failed.
+    share = drawn / max(tokens, 1)
+    measured['mfu_sample'] = flops * share / sample_secs / peak
     measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
   return measured
 

@@ -331,76 +331,41 @@ def _shape(model: models.Model) -> models.ModelConfig:
   return model.file_shape
 
 
-class Exports:
-  """Writes every n-th save of a run as a Hugging Face folder too.
+def writer(
+  run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
+) -> Callable[[int, Any], None] | None:
+  """What writes the policy of a run as a folder, from what is on the devices.
 
-  This happens in the thread that trains, from the parameters on the devices,
-  and training waits for it. A thread of its own would need a copy of them,
-  because the next update moves them; and where several processes hold the
-  parameters, they must gather each tensor together, in one order with all else
+  Training waits for it. A thread of its own would need a copy of the
+  parameters, because the next update moves them; and where several processes
+  hold them, they must gather each tensor together, in one order with all else
   that they compute. So the host holds one tensor above what training does, and
   adapters are added to one weight at a time.
 
-  Attributes:
-    saves: How many checkpoints the run has saved, those of earlier starts
-      included and that before the first rollout not.
+  Args:
+    run: The run.
+    workdir: Folders are written into `exports` in it.
+    peers: The processes of the run.
+
+  Returns:
+    `(step, params)`, the number of a checkpoint and all its parameters, which
+    raises a ValueError if the folder cannot be written; None if the run writes
+    none.
+
+  Raises:
+    ValueError: No architecture of Hugging Face's can express the model.
   """
+  if not run.keep.export_every_saves:
+    return None
+  shape, origin = _shape(run.model), origin_of(run.weights.path)
+  weights.config_to_huggingface(shape, origin and origin.architecture)
+  dtype = run.keep.export_dtype
 
-  def __init__(
-    self, run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
-  ):
-    """Checks that the model can be written.
-
-    Args:
-      run: The run.
-      workdir: Folders are written into `exports` in it.
-      peers: The processes of the run.
-
-    Raises:
-      ValueError: No architecture of Hugging Face's can express the model.
-    """
-    self.saves, self._step, self._due = 0, 0, False
-    self._run, self._workdir, self._peers = run, workdir, peers
-    self._every = run.keep.export_every_saves
-    if self._every:
-      self._shape = _shape(run.model)
-      self._origin = origin_of(run.weights.path)
-      weights.config_to_huggingface(
-        self._shape, self._origin and self._origin.architecture
-      )
-
-  def resume(self, step: int, saves: int) -> None:
-    """Goes on counting where a checkpoint stopped."""
-    self._step, self.saves = step, saves
-
-  def count(self, step: int) -> bool:
-    """Counts the save of a checkpoint; whether it is to be written as a folder.
-
-    Args:
-      step: Number of the checkpoint; one that was counted is not counted again.
-    """
-    if step > self._step:
-      self._step, self.saves = step, self.saves + 1
-      # Until it is written: the save may fail, and the next is then taken.
-      self._due |= bool(self._every) and self.saves % self._every == 0
-    return self._due
-
-  def write(self, step: int, params: Any) -> None:
-    """Writes a folder.
-
-    Args:
-      step: Number of the checkpoint, the name of the folder.
-      params: All parameters.
-
-    Raises:
-      ValueError: It cannot be written.
-    """
-    self._due = False
-    run, dtype = self._run, self._run.keep.export_dtype
+  def write(step: int, params: Any) -> None:
     whole_folder(
-      self._workdir / 'exports' / str(step),
-      lambda to: save(
-        to, self._shape, params, run.tokenizer, self._origin, dtype
-      ),
-      self._peers,
+      workdir / 'exports' / str(step),
+      lambda to: save(to, shape, params, run.tokenizer, origin, dtype),
+      peers,
     )
+
+  return write

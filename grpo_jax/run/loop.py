@@ -8,11 +8,9 @@ from typing import Any
 
 from grpo_jax import monitor
 from grpo_jax.config import Config
-from grpo_jax.hosts import joining
 from grpo_jax.hosts import stop_signal
 from grpo_jax.learner import speed
 from grpo_jax.rollouts import gathering
-from grpo_jax.rollouts import replay as replay_lib
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.sources import Delivery
 from grpo_jax.run import learning
@@ -22,7 +20,6 @@ from grpo_jax.run import sampling
 from grpo_jax.run import session as session_lib
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
-from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import host_memory
 from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.run.learning import Learned
@@ -44,7 +41,7 @@ def train(
   """Trains a model, or continues from the newest checkpoint in the workdir.
 
   Args:
-    config: See `grpo_jax.config.Config`.
+    config: Says what the run does.
     workdir: The directory that the run writes to; see `workdir.py`. It may be
       in a bucket; see `bucket.py`.
     stop: Called between the parts of a rollout. Once it returns True, the run
@@ -71,22 +68,18 @@ def train(
       learn, or no update was finite for a while. The message says what, and
       what to do. The run is saved.
   """
-  begun, stop = time.monotonic(), stop or stop_signal.Stop()
-  peers = joining.joined()
-  with (
-    peers,
-    contextlib.nullcontext(
-      None if replay is None else replay_lib.folder(replay)
-    ) as folder,
-    # Absolute from here on: a reward function may change the directory.
-    bucket.opened(workdir, peers) as directory,
-    session_lib.opened(
-      session_lib.Start(
-        config, directory, stop, folder, objects, on_rollout, screen, peers
-      )
-    ) as (session, progress),
-  ):
-    progress = progress or begin(session)
+  begun = time.monotonic()
+  start = session_lib.Start(
+    config,
+    workdir,
+    stop or stop_signal.Stop(),
+    replay,
+    objects,
+    on_rollout,
+    screen,
+  )
+  with session_lib.opened(start) as (session, progress):
+    progress = go_on(session, progress) if progress else begin(session)
     # When `Stopped` is raised, `progress` is still the one that was saved.
     with contextlib.suppress(stop_signal.Stopped):
       while progress:
@@ -101,7 +94,7 @@ def train(
       progress_lib.finish(session, progress)
       progress_lib.check_end(session, progress)
     reports.show_warnings(session)
-    measured = peers.from_first(session.monitor.heldout())
+    measured = session.peers.from_first(session.monitor.heldout())
     last_step, last = measured[-1] if measured else (None, None)
     return {
       'before': dict(measured).get(0),
@@ -116,7 +109,7 @@ def begin(session: Session) -> Progress | None:
   """The progress before the first rollout; None if stopped in the warm-up."""
   params = warm_up.run(
     session.run,
-    session.kept.workdir,
+    session.workdir,
     session.monitor,
     session.is_stopped,
     session.updater.frozen,
@@ -128,28 +121,41 @@ def begin(session: Session) -> Progress | None:
     state = session.updater.compiled.init(params)
     receipt = session.source.first(state.params)
     layout = session.updater.layout
-    progress = Progress(0, state, receipt, Unwritten({}, []), layout)
-    session.go_on(progress)
+    progress = Progress(0, state, receipt, layout, Unwritten({}, []))
+    progress_lib.hand_over(session, progress)
   return progress
+
+
+def go_on(session: Session, progress: Progress) -> Progress:
+  """Goes on where a checkpoint stopped; ends what a kill may have cut off."""
+  warm_up.forget(session.workdir)
+  session.monitor.line(
+    f'  goes on from the checkpoint of rollout {progress.step}'
+  )
+  progress_lib.hand_over(session, progress)
+  return progress_lib.export(session, progress)
 
 
 def advance(session: Session, progress: Progress) -> Progress:
   """One rollout and its updates; `conclude` evaluates and writes metrics."""
-  step = progress.step
   delivery = draw(session, progress)
   progress_lib.make_room(session)
   learned = learn(session, progress, delivery)
-  session.source.publish(learned.state.params, step + 1)
-  measured = measure(session, delivery, learned)
-  rollout, effects = delivery.rollout, learned.findings.tokens
-  samples = reports.keep_completions(session, rollout, step + 1, effects)
-  return Progress(
-    step + 1,
-    learned.state,
-    delivery.receipt,
-    Unwritten(measured, samples, rollout),
-    learned.layouts.spec,
+  # The state before is donated: from here on it is this one that is saved.
+  progress = progress._replace(
+    step=progress.step + 1,
+    state=learned.state,
+    receipt=delivery.receipt,
+    layout=learned.layouts.spec,
+    unwritten=Unwritten(learned.measured | delivery.counts, []),
+    metric=None,
   )
+  with progress_lib.saved_if_it_fails(session, progress):
+    session.source.publish(progress.state.params, progress.step)
+    measured = measure(session, delivery, learned)
+    rollout, effects = delivery.rollout, learned.findings.tokens
+    samples = reports.keep_completions(session, rollout, progress.step, effects)
+  return progress._replace(unwritten=Unwritten(measured, samples, rollout))
 
 
 def draw(session: Session, progress: Progress) -> Delivery:
@@ -192,8 +198,8 @@ def measure(
   session: Session, delivery: Delivery, learned: Learned
 ) -> dict[str, Any]:
   """The metrics of a rollout and its updates; warns of what they show."""
-  run, counts = session.run, delivery.counts
-  measured: dict[str, Any] = learned.measured | counts
+  run = session.run
+  measured: dict[str, Any] = learned.measured | delivery.counts
   measured |= learned.findings.numbers
   measured |= speed.metrics_of_speed(
     delivery.rollout,
@@ -204,13 +210,12 @@ def measure(
     session.updater.spec.forward_passes(
       learned.scorings, measured.get('needed_tokens', 1)
     ),
-    counts.get('tokens_drawn'),
-    counts.get('ahead_wait_secs'),
+    delivery.tokens,
+    delivery.waited_secs,
   )
   measured |= host_memory.metrics_of_memory()
-  watched = session.watched
-  compiled = watched.compilations.warning(learned.layouts.shapes())
-  failing = watched.failures.warnings(delivery.rollout, measured)
+  compiled = session.compilations.warning(learned.layouts.shapes())
+  failing = session.failures.warnings(delivery.rollout, measured)
   for warning in [compiled] * bool(compiled) + failing:
     if session.peers.is_first:  # all know the same
       session.monitor.warn(warning)
@@ -218,7 +223,7 @@ def measure(
 
 
 def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
-  """Evaluates if that is due, writes the metrics, saves if that is due.
+  """Evaluates, writes and saves, each if it is due, and calls `on_rollout`.
 
   Returns:
     The progress, with nothing unwritten, and whether the user's `on_rollout`
@@ -228,49 +233,50 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
     ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
       were refused, and rollouts are left. The run is saved.
   """
-  run, step = session.run, progress.step
-  unwritten, saves = progress.unwritten, session.kept.saves
-  if unwritten is None:  # an earlier start has done all this
+  if progress.unwritten is None:  # an earlier start has done all this
     return progress, False
-  measured, due = unwritten.measured, evaluates_at(run, step)
-  if due:
-    measured = {**measured, **evaluate(session, progress)}
-  # Here, so that a save that failed in the background is counted in these
-  # metrics and tried again below.
-  saves.check()
-  if saves.failed:
-    measured = {**measured, 'saves_failed': float(saves.failed)}
-  reports.show_warnings(session)
-  session.monitor.write(step, measured, unwritten.samples)
-  progress = progress._replace(unwritten=None)
-  refused = session.watched.refused
-  refused.count(measured)
-  error = ''
-  # Not of a rollout of an earlier start, whose checkpoint stays as it is: every
-  # start would end here. The run can end after the next rollout.
-  if unwritten.rollout is not None:
-    error = refused.midway(run.learn.nonfinite_rollouts)
-  # After every evaluation, because only a checkpoint saved with its metric can
-  # be kept as the best.
-  every = run.keep.every_steps
-  if due or step % every == 0 or saves.owed or saves.is_due():
-    progress_lib.save(session, progress, measured)
-  written = unwritten._replace(measured=measured)
-  ends = reports.tell(session, progress, written)
-  if error and step < run.steps:
+  report = write(session, progress, evaluate(session, progress))
+  progress = progress._replace(
+    unwritten=None,
+    metric=report.measured.get(session.run.keep.best_metric),
+    refused=progress.refused.counted(report.measured),
+  )
+  if is_save_due(session, progress):
+    progress = progress_lib.save(session, progress)
+  ends = reports.call_on_rollout(session, progress, report)
+  most = session.run.learn.nonfinite_rollouts
+  error = progress.refused.reason_to_end(most)
+  if error and progress.step < session.run.steps:
     progress_lib.finish(session, progress)
     raise session.peers.fail(ValueError(error))
   return progress, ends
 
 
-def evaluates_at(run: build.Run, step: int) -> bool:
+def is_evaluation_due(run: build.Run, step: int) -> bool:
   """Whether to evaluate after this many rollouts."""
   every = run.evaluation.every_steps
   return step in (0, run.steps) or bool(every) and step % every == 0
 
 
+def is_save_due(session: Session, progress: Progress) -> bool:
+  """Whether to save a checkpoint behind a rollout."""
+  run, saves, step = session.run, session.saves, progress.step
+  return (
+    # Only a checkpoint that is saved with its metric can be the best.
+    is_evaluation_due(run, step)
+    or step % run.keep.every_steps == 0
+    or saves.owed
+    or saves.is_due()
+  )
+
+
 def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
-  """The metrics of answers to held-out problems, by the newest policy."""
+  """The metrics of answers to held-out problems, by the newest policy.
+
+  There are none if no evaluation is due.
+  """
+  if not is_evaluation_due(session.run, progress.step):
+    return {}
   with (
     progress_lib.saved_if_it_fails(session, progress),
     session.at_once(),
@@ -282,3 +288,20 @@ def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
   ):
     keep = functools.partial(reports.keep_answers, session)
     return sampling.evaluated(session.run, progress.step, keep)
+
+
+def write(
+  session: Session, progress: Progress, evaluated: dict[str, float | None]
+) -> Unwritten:
+  """Writes the metrics of a rollout and its evaluation, and returns them."""
+  report = progress.unwritten
+  assert report is not None
+  # Here, so that a save that failed in the background is counted in these
+  # metrics and tried again below.
+  session.saves.check()
+  failed = session.saves.failed
+  some = {'saves_failed': float(failed)} if failed else {}
+  measured = {**report.measured, **evaluated, **some}
+  reports.show_warnings(session)
+  session.monitor.write(progress.step, measured, report.samples)
+  return report._replace(measured=measured)

@@ -97,7 +97,10 @@ def load(
   peers.check_equal(identity.compared(run.config) if peers.number > 1 else {})
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
-  with Checkpoints(directory, read_only=True, peers=peers) as saves:
+  best = config.checkpoint.best_metric
+  with Checkpoints(
+    directory, best_metric=best, read_only=True, peers=peers
+  ) as saves:
     saved = saves.restore(wanted, saves.named(which), 'params')
   if saved is None:
     raise ValueError(

@@ -3,8 +3,8 @@
 import collections
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
-import dataclasses
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -23,7 +23,6 @@ from grpo_jax.monitor import Monitor
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts import sources
-from grpo_jax.run import export
 from grpo_jax.run import warm_up
 from grpo_jax.run import watching
 from grpo_jax.run.build import build
@@ -45,27 +44,79 @@ class Unwritten(NamedTuple):
   They wait for the evaluation, which may be due after the rollout.
   """
 
-  measured: dict[str, float | None]
+  measured: Mapping[str, float | None]
   samples: list[Sample]
   rollout: Rollout | None = None  # None if an earlier start has sampled it
 
 
-class Progress(NamedTuple):
-  """How far a run has come."""
+class Saves(NamedTuple):
+  """The checkpoints of a run; those of earlier starts are counted too.
 
-  step: int  # rollouts done
+  Attributes:
+    number: How many there are, without that before the first rollout.
+    step: Of the last that is counted.
+    export: Whether the policy is to be written as a folder, for which it was
+      time at the last one or earlier. It stays until the folder is there: the
+      process may be killed before, the checkpoint or the folder may fail.
+  """
+
+  number: int = 0
+  step: int = 0
+  export: bool = False
+
+  def counted(self, step: int, every: int) -> 'Saves':
+    """With the checkpoint of a step, which may be counted already.
+
+    Args:
+      step: Rollouts done.
+      every: The config's `checkpoint.export_every_saves`.
+    """
+    if step <= self.step:
+      return self
+    number = self.number + 1
+    export = bool(every) and (self.export or number % every == 0)
+    return Saves(number, step, export)
+
+
+class Progress(NamedTuple):
+  """How far a run has come: all that a checkpoint saves and restores.
+
+  Attributes:
+    step: Rollouts done.
+    state: What the learner goes on with.
+    receipt: What the next rollouts are drawn from.
+    layout: How completions are laid out, as far as the first rollout has
+      decided it.
+    unwritten: The last rollout's metrics; None once they are written.
+    metric: The value of `checkpoint.best_metric` behind the last rollout; None
+      if it was not measured.
+    saves: The checkpoints so far.
+    refused: The rollouts in a row without a finite update.
+  """
+
+  step: int
   state: TrainState
-  receipt: sources.Receipt  # what the next rollouts are drawn from
-  unwritten: Unwritten | None  # None once they are written
-  layout: LayoutSpec  # as far as the first rollout has decided it
+  receipt: sources.Receipt
+  layout: LayoutSpec
+  unwritten: Unwritten | None = None
+  metric: float | None = None
+  saves: Saves = Saves()
+  refused: watching.Refused = watching.Refused()
 
   @property
   def arrays(self) -> Any:
     """All arrays of it, for a checkpoint."""
     return _Arrays(*self.state, older=self.receipt.params)
 
-  def to_json(self, whole: Callable[[Rollout], Rollout]) -> dict[str, Any]:
-    """All that is no array, for a checkpoint; see `Receipt.to_json`."""
+  def to_json(
+    self, whole: Callable[[Rollout], Rollout], nonfinite_rollouts: int
+  ) -> dict[str, Any]:
+    """All that is no array, for a checkpoint; see `Receipt.to_json`.
+
+    Args:
+      whole: Makes a rollout whole that other processes know a part of.
+      nonfinite_rollouts: The field of `config.learner`.
+    """
     unwritten = self.unwritten
     return {
       **self.receipt.to_json(whole),
@@ -73,6 +124,8 @@ class Progress(NamedTuple):
       and {'measured': unwritten.measured, 'samples': unwritten.samples},
       # What the first rollout has decided; see `models.stack.decided`.
       'layout': build_learner.spec_json(self.layout),
+      'saves': self.saves._asdict(),
+      'refused': self.refused.for_next_start(nonfinite_rollouts)._asdict(),
     }
 
 
@@ -86,7 +139,7 @@ def abstract(state: TrainState, host: dict[str, Any]) -> Any:
   Raises:
     ValueError: An earlier version of this package has saved it.
   """
-  if 'older' not in host:
+  if not isinstance(host.get('saves'), dict):
     packages = host.get('versions', {}).get('packages', {})
     raise ValueError(
       f'it was saved by grpo_jax {packages.get("grpo_jax")}, an earlier '
@@ -111,20 +164,11 @@ def restored(saved: checkpoint.Restored, layout: LayoutSpec) -> Progress:
     saved.step,
     TrainState(*state),
     sources.receipt_from_json(saved.host, older),
-    unwritten,
     build_learner.decided(layout, saved.host['layout']),
+    unwritten,
+    saves=Saves(**saved.host['saves']),
+    refused=watching.Refused(**saved.host['refused']),
   )
-
-
-class Kept(NamedTuple):
-  """What is kept of a run, and where."""
-
-  workdir: pathlib.Path
-  saves: checkpoint.Checkpoints
-  exports: export.Exports
-  replays: bool  # whether saved rollouts take the place of sampling
-  versions: dict[str, Any]  # see `records.versions`
-  frozen: list[int]  # fingerprint of the parameters that no update changes
 
 
 class Session(NamedTuple):
@@ -136,12 +180,17 @@ class Session(NamedTuple):
     source: Gives the rollouts.
     instruments: Measure what updates do.
     compiling: The programs of an update, before the first.
-    kept: What is kept, and where.
-    watched: What is counted from rollout to rollout.
+    workdir: What the run writes to, on this machine.
+    saves: The checkpoints.
+    export: Writes the policy as a folder; None if the run writes none.
+    origin: What each checkpoint says of this start: config, versions, whether
+      rollouts are replayed, and the fingerprint of weights beside adapters.
+    failures: Warns of reward functions that always fail.
+    compilations: Warns of programs that are compiled in the midst of a run.
     monitor: What people see.
-    on_rollout: See `Start`.
-    stop: See `Start`.
-    peers: See `Start`.
+    on_rollout: Called after every rollout; see `grpo_jax.train`.
+    stop: Asked by signals.
+    peers: The processes of the run.
   """
 
   run: build.Run
@@ -149,8 +198,12 @@ class Session(NamedTuple):
   source: sources.Source
   instruments: list[Instrument]
   compiling: compile_ahead.Compiling
-  kept: Kept
-  watched: watching.Watched
+  workdir: pathlib.Path
+  saves: checkpoint.Checkpoints
+  export: Callable[[int, Any], None] | None
+  origin: dict[str, Any]
+  failures: watching.Failures
+  compilations: watching.Compilations
   monitor: Monitor
   on_rollout: OnRollout | None
   stop: stop_signal.Stop
@@ -175,11 +228,6 @@ class Session(NamedTuple):
     decode = run.tokenizer.decode if self.peers.is_first else None
     return gathering.whole(rollout, run.mesh, decode)
 
-  def go_on(self, progress: Progress) -> None:
-    """Puts the source where a progress has left it."""
-    self.source.receipt = progress.receipt
-    self.source.publish(progress.state.params, progress.step)
-
 
 def at_once(
   stop: stop_signal.Stop, peers: processes.Processes
@@ -191,53 +239,47 @@ def at_once(
   return contextlib.nullcontext() if peers.number > 1 else stop.at_once()
 
 
+def hand_over(session: Session, progress: Progress) -> None:
+  """Puts the source where a progress has left it."""
+  session.source.receipt = progress.receipt
+  session.source.publish(progress.state.params, progress.step)
+
+
 def finish(session: Session, progress: Progress) -> None:
   """Saves the last checkpoint and waits for it; tries twice.
 
   Raises:
     ValueError: The checkpoint cannot be saved; in all processes.
   """
-  for _ in range(2):
-    save(session, progress, {})
-    with session.monitor.phase('waiting for the checkpoint to be written'):
-      session.kept.saves.wait()
-    if not session.kept.saves.owed:
-      return
-  error = ValueError(
-    f'The checkpoint of rollout {progress.step} could not be saved; make room '
-    'and give the same command again, which goes on from the checkpoint of '
-    f'rollout {max(session.kept.saves.steps(), default=None)}.'
+  session.saves.insist(
+    lambda: save(session, progress),
+    'rollout',
+    progress.step,
+    session.monitor.phase,
   )
-  raise session.peers.fail(error)  # all know of it, and none has failed alone
 
 
-def save(
-  session: Session, progress: Progress, measured: dict[str, float | None]
-) -> None:
-  """Begins to save a checkpoint, and returns while it is being written."""
-  kept, step = session.kept, progress.step
-  metric = measured.get(session.run.keep.best_metric)
-  exports = kept.exports.count(step)
-  host = {
-    **progress.to_json(session.whole),
-    'replays': kept.replays,
-    'config': dataclasses.asdict(session.run.config),
-    'versions': kept.versions,
-    'frozen': kept.frozen,
-    'saves': kept.exports.saves,
-    'refused': dataclasses.asdict(session.watched.refused),
-  }
+def save(session: Session, progress: Progress) -> Progress:
+  """Begins to save a checkpoint, and returns while it is being written.
+
+  Returns:
+    The progress, in which this checkpoint is counted.
+  """
+  saves, keep, step = session.saves, session.run.keep, progress.step
+  counted = progress.saves.counted(step, keep.export_every_saves)
+  progress = progress._replace(saves=counted)
+  most = session.run.learn.nonfinite_rollouts
+  host = {**session.origin, **progress.to_json(session.whole, most)}
   with session.monitor.phase('saving a checkpoint'):
-    bucket.push(kept.workdir)
-    kept.saves.save(step, progress.arrays, host, metric)
+    bucket.push(session.workdir)
+    saves.save(step, progress.arrays, host, progress.metric)
   if step == 0:
     # The checkpoints of the warm-up are removed only once this one is on the
     # disk: if the process is killed before, the next start needs them.
-    kept.saves.wait()
-    if not kept.saves.owed:
-      warm_up.forget(kept.workdir)
-  if exports:
-    _export(session, step, progress.state.params)
+    saves.wait()
+    if not saves.owed:
+      warm_up.forget(session.workdir)
+  return export(session, progress)
 
 
 def make_room(session: Session) -> None:
@@ -247,22 +289,33 @@ def make_room(session: Session) -> None:
   host, which on a CPU is the memory of updates too. There it is written first.
   """
   if jax.default_backend() == 'cpu':
-    session.kept.saves.wait()
+    session.saves.wait()
 
 
-def _export(session: Session, step: int, params: Any) -> None:
-  """Writes the policy as a Hugging Face folder, once its checkpoint is there.
+def export(session: Session, progress: Progress) -> Progress:
+  """Writes the policy as a Hugging Face folder, if that is due.
 
-  If the disk is full, a warning is shown and the run goes on.
+  Its checkpoint is there first. If the disk is full, a warning is shown, the
+  run goes on, and the next checkpoint is written as a folder.
   """
+  write, step = session.export, progress.step
+  if not progress.saves.export or write is None:
+    return progress
+  done = progress._replace(saves=progress.saves._replace(export=False))
+  # The file that makes a model of a folder comes last.
+  folder = bucket.arrays(session.workdir) / 'exports' / str(step)
+  if session.peers.from_first((folder / 'config.json').exists()):
+    return done
   with session.monitor.phase('writing the model as a Hugging Face folder'):
-    session.kept.saves.wait()
-    if session.kept.saves.owed:
-      return
+    session.saves.wait()
+    if session.saves.owed:
+      return progress
     try:
-      session.kept.exports.write(step, session.updater.joined(params))
+      write(step, session.updater.joined(progress.state.params))
     except ValueError as error:
       session.monitor.warn(f'{error} Training goes on.')
+      return progress
+  return done
 
 
 @contextlib.contextmanager
@@ -278,8 +331,8 @@ def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
     again = isinstance(error, KeyboardInterrupt) and session.stop.signal
     if isinstance(error, stop_signal.Stopped) or not again:
       error = session.peers.fail(error)
-      save(session, progress, {})
-      session.kept.saves.wait()
+      save(session, progress)
+      session.saves.wait()
     raise error
 
 
@@ -293,8 +346,8 @@ def check_end(session: Session, progress: Progress) -> None:
     ValueError: The run is done, and all updates of its last rollout were
       refused. It is said by every start of such a run.
   """
-  run, refused = session.run, session.watched.refused
-  error = refused.at_the_end(run.learn.nonfinite_rollouts)
+  run = session.run
+  error = progress.refused.at_the_end(run.learn.nonfinite_rollouts)
   # A rollout whose metrics are not written is not counted yet.
   done = progress.step >= run.steps and progress.unwritten is None
   if error and done:

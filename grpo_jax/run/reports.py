@@ -26,10 +26,10 @@ def keep_completions(
   If the disk is full, a warning is shown and the run goes on.
 
   Args:
-    session: See `Session`.
+    session: Says how many are kept.
     rollout: What was learned from.
     step: Rollouts done, this one included.
-    effects: See `parquet.to_bytes`.
+    effects: What updates have done to each token; see `parquet.to_bytes`.
   """
   keep = session.run.keep
   every = keep.completions_every_steps
@@ -58,7 +58,7 @@ def keep_answers(session: Session, rollout: Rollout, step: int) -> None:
 
 def _write(session, rollout, step, folder, effects=None) -> None:
   known = session.whole(rollout)
-  path = parquet.path_of(session.kept.workdir / folder, step)
+  path = parquet.path_of(session.workdir / folder, step)
   try:
     if session.peers.is_first:
       parquet.write(path, known, step, effects)
@@ -66,28 +66,25 @@ def _write(session, rollout, step, folder, effects=None) -> None:
     session.monitor.warn(f'{path} could not be written ({error}).')
 
 
-def tell(
-  session: Session, progress: Progress, unwritten: Unwritten | None
+def call_on_rollout(
+  session: Session, progress: Progress, report: Unwritten
 ) -> bool:
   """Calls the user's `on_rollout`, and returns whether it asks to end the run.
 
   Of several processes the first calls it.
 
   Args:
-    session: See `Session`.
+    session: Has the function.
     progress: Saved if the function raises. At step 0 there is no rollout yet,
       and the function is not called.
-    unwritten: The metrics and the rollout that the function gets; None if there
-      is nothing to call it with.
+    report: The metrics and the rollout that the function gets.
   """
-  if session.on_rollout is None or unwritten is None or not progress.step:
+  if session.on_rollout is None or not progress.step:
     return False
   numbers = {
-    name: value
-    for name, value in unwritten.measured.items()
-    if value is not None
+    name: value for name, value in report.measured.items() if value is not None
   }
-  answer, rollout = None, unwritten.rollout
+  answer, rollout = None, report.rollout
   rollout = session.whole(rollout) if rollout else None
   with (
     progress_lib.saved_if_it_fails(session, progress),

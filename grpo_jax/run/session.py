@@ -23,11 +23,11 @@ from grpo_jax.hosts import stop_signal
 from grpo_jax.learner import compile_ahead
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
+from grpo_jax.rollouts import replay as replay_lib
 from grpo_jax.run import export
 from grpo_jax.run import judging
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling
-from grpo_jax.run import warm_up
 from grpo_jax.run import watching
 from grpo_jax.run.build import about
 from grpo_jax.run.build import build
@@ -53,20 +53,20 @@ class Start(NamedTuple):
   """What a run is started with.
 
   Attributes:
-    config: See `grpo_jax.config.Config`.
-    workdir: On this machine; see `bucket.opened`.
+    config: Says what the run does.
+    workdir: As it was typed; in `opened` the directory of this machine.
     stop: Asked by signals.
     replay: The completions of an earlier run, to learn from; None: samples.
     objects: What the run was given in Python.
     on_rollout: Called after every rollout; see `grpo_jax.train`.
     screen: What `monitor.start` returned, to go on with; None starts one.
-    peers: The processes of the run.
+    peers: The processes of the run; `opened` joins them.
   """
 
   config: Config
-  workdir: pathlib.Path
+  workdir: str | pathlib.Path
   stop: stop_signal.Stop
-  replay: pathlib.Path | None = None
+  replay: str | pathlib.Path | None = None
   objects: objects_lib.Objects = objects_lib.NOTHING
   on_rollout: OnRollout | None = None
   screen: monitor_lib.Screen | None = None
@@ -76,26 +76,32 @@ class Start(NamedTuple):
 @contextlib.contextmanager
 def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
   """A session, and the progress in its newest checkpoint, if it has one."""
-  peers, objects, workdir = start.peers, start.objects, start.workdir
-  # Before anything is built: an object that the run was given in Python may be
-  # missing now, and this error names the argument that takes it.
-  config = workdir_lib.with_widths(workdir, start.config)
-  workdir_lib.refuse_another(workdir, config, objects=objects)
   with contextlib.ExitStack() as stack:
+    peers = stack.enter_context(joining.joined())
+    replay = None if start.replay is None else replay_lib.folder(start.replay)
+    # Absolute from here on: a reward function may change the directory.
+    workdir = stack.enter_context(bucket.opened(start.workdir, peers))
+    # Before anything is built: an object that the run was given in Python may
+    # be missing now, and this error names the argument that takes it.
+    config = workdir_lib.with_widths(workdir, start.config)
+    workdir_lib.refuse_another(workdir, config, objects=start.objects)
     begin = about.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(start.screen or begin(config, workdir))
-    run, updater = _built(config, objects, screen, peers)
+    start = start._replace(
+      config=config, workdir=workdir, replay=replay, peers=peers
+    )
+    run, updater = _built(config, start.objects, screen, peers)
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
     run = run._replace(workers=pool)
-    exports = export.Exports(run, workdir, peers)
+    export_folder = export.writer(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
-      stack.enter_context(workdir_lib.claimed(workdir, config))
+      stack.enter_context(workdir_lib.claimed(workdir, config, start.objects))
     workdir_lib.check_shared(workdir, peers)
     saves, saved = _restored(stack, screen, run, updater, start)
-    updater, frozen = _with_frozen(run, updater, screen, saved)
+    updater, frozen = _with_frozen(run, updater, screen, saved, peers)
     progress = progress_lib.restored(saved, updater.layout) if saved else None
     versions = _recorded(run, start, screen, progress)
     layout, done = updater.layout, 0
@@ -108,31 +114,33 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     monitor = stack.enter_context(_monitor(config, start, screen, progress))
     saves.warn = monitor.warn
     wait = functools.partial(progress_lib.at_once, start.stop, peers)
-    source = sampling.source(run, updater, start.replay, wait)
+    source = sampling.source(run, updater, replay, wait)
     stack.callback(source.close)
-    refused = saved.host['refused'] if saved else {}
-    session = Session(
-      run,
-      updater,
-      source,
-      build_learner.instruments(run.measure, updater),
-      compiling,
-      progress_lib.Kept(
-        workdir, saves, exports, bool(start.replay), versions, frozen
+    yield (
+      Session(
+        run,
+        updater,
+        source,
+        build_learner.instruments(run.measure, updater),
+        compiling,
+        workdir,
+        saves,
+        export_folder,
+        {
+          'replays': replay is not None,
+          'config': dataclasses.asdict(config),
+          'versions': versions,
+          'frozen': frozen,
+        },
+        watching.Failures(),
+        watching.Compilations(),
+        monitor,
+        start.on_rollout,
+        start.stop,
+        peers,
       ),
-      watching.start(**refused),
-      monitor,
-      start.on_rollout,
-      start.stop,
-      peers,
+      progress,
     )
-    if saved is not None and progress is not None:
-      exports.resume(saved.step, saved.host['saves'])
-      # An earlier start may have been killed before it removed these.
-      warm_up.forget(workdir)
-      monitor.line(f'  goes on from the checkpoint of rollout {saved.step}')
-      session.go_on(progress)
-    yield session, progress
 
 
 def _built(
@@ -197,7 +205,7 @@ def _restored(
   Raises:
     ValueError: It does not fit this start.
   """
-  workdir, replays = start.workdir, bool(start.replay)
+  workdir = pathlib.Path(start.workdir)
   directory = bucket.arrays(workdir) / 'checkpoints'
   goes_on = any(directory.glob('[0-9]*'))
   restoring = 'restoring the newest checkpoint'
@@ -206,29 +214,35 @@ def _restored(
       Checkpoints(
         directory,
         run.keep.keep_last,
-        bool(run.keep.best_metric),
+        run.keep.best_metric,
         every_minutes=run.keep.every_minutes,
         peers=start.peers,
       )
     )
     state = updater.compiled.abstract
     saved = saves.restore(functools.partial(progress_lib.abstract, state))
-  if saved is None:
-    return saves, None
-  if saved.step > run.steps:
+  if saved is not None:
+    with start.peers.together():  # all raise it, and none has failed alone
+      _check_fits(saved, run.steps, start)
+  return saves, saved
+
+
+def _check_fits(saved: Restored, steps: int, start: Start) -> None:
+  """Raises a ValueError if a checkpoint is of a run that this start is not."""
+  if saved.step > steps:
     raise ValueError(
-      f'The run in {workdir} has done {saved.step} rollouts, and config.steps='
-      f'{run.steps}; give at least as many, or another workdir.'
+      f'The run in {start.workdir} has done {saved.step} rollouts, and '
+      f'config.steps={steps}; give at least as many, or another workdir.'
     )
+  replays = start.replay is not None
   if saved.host['replays'] != replays:
     did, does = 'sampled', 'replays'
     if not replays:
       did, does = 'replayed', 'samples'
     raise ValueError(
-      f'The run in {workdir} has {did} its rollouts, and this command {does} '
-      'them; give the same command, or another workdir.'
+      f'The run in {start.workdir} has {did} its rollouts, and this command '
+      f'{does} them; give the same command, or another workdir.'
     )
-  return saves, saved
 
 
 def _with_frozen(
@@ -236,6 +250,7 @@ def _with_frozen(
   updater: Updater,
   screen: monitor_lib.Screen,
   saved: Restored | None,
+  peers: processes.Processes,
 ) -> tuple[Updater, list[int]]:
   """The updater with the weights beside adapters, and their fingerprint."""
   if run.weights.has_adapters:
@@ -244,7 +259,8 @@ def _with_frozen(
     updater = dataclasses.replace(updater, frozen=frozen)
   found = fingerprints.of(updater.frozen)
   if saved is not None:
-    build_model.check_frozen(saved, found, run.weights.path)
+    with peers.together():
+      build_model.check_frozen(saved, found, run.weights.path)
   return updater, found
 
 
@@ -266,7 +282,7 @@ def _recorded(
     if start.peers.is_first:  # which writes for all
       contents = workdir_lib.contents(run.sources)
     return workdir_lib.record(
-      start.workdir,
+      pathlib.Path(start.workdir),
       run.config,
       progress is None,
       start.objects,
@@ -290,7 +306,7 @@ def _monitor(
   written = progress and progress.step - bool(progress.unwritten)
   return Monitor(
     about.monitored(config),
-    start.workdir,
+    pathlib.Path(start.workdir),
     config.steps,
     written,
     dataclasses.asdict(config),
@@ -306,13 +322,14 @@ def profiled(
   """Records rollout `step` with the JAX profiler, if it is in a range.
 
   Args:
-    session: See `Session`.
+    session: Has the workdir, which gets the profile.
     step: Number of the rollout, counted from 1.
     steps: The first and the last rollout of the range; (0, 0): none.
   """
   if steps[0] <= step <= steps[1]:
-    folder = session.kept.workdir / 'profile' / f'step_{step}'
+    folder = session.workdir / 'profile' / f'step_{step}'
     with jax.profiler.trace(str(folder)):
       yield
+    bucket.push_folder(session.workdir, folder)
   else:
     yield

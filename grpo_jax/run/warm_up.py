@@ -39,11 +39,11 @@ def run(
   """Trains on demonstrations, or continues from a checkpoint of the warm-up.
 
   Args:
-    parts: See `build.Run`.
+    parts: Those of the run.
     workdir: The workdir of the run; its folder `warm_up` holds the checkpoints.
     monitor: Shows the loss.
     stop: Called between steps; once it returns True, the warm-up is saved.
-    frozen: Parameters that no update changes; see `model.frozen`.
+    frozen: Parameters that no update changes.
     peers: The processes of the run.
 
   Returns:
@@ -53,7 +53,8 @@ def run(
     ValueError: None of the last ten updates was finite, or none of a warm-up
       that has fewer, and `learner.nonfinite_rollouts` is not 0. It is looked at
       every ten updates and at the end. What was saved before stays, and the
-      next start goes on from there.
+      next start goes on from there. Also if nearly all demonstrations are too
+      long, or a warm-up that is stopped cannot be saved.
   """
   spec = parts.warm_up
   drawing = 'drawing the initial parameters'
@@ -81,8 +82,9 @@ def run(
     compiling = monitor.phase('compiling the warm-up step')
     too_long: set[int] = set()  # places of demonstrations that were dropped
     while step < spec.steps and not stop():
-      records = _records(examples, step * spec.examples, spec.examples, parts)
-      too_long |= _passed_over(records, step * spec.examples)
+      position = step * spec.examples
+      records = _records(examples, position, spec.examples, parts, peers)
+      too_long |= _passed_over(records, position)
       batch = rollout.demonstrations(
         records, parts.tokenizer, parts.data.completion_buckets
       )
@@ -106,10 +108,11 @@ def run(
         in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, spec.steps)
         if in_a_row and spec.learn.nonfinite_rollouts:
           # Not saved: the next start would take the warm-up for done.
-          raise ValueError(
+          error = ValueError(
             f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
             'nevertheless.'
           )
+          raise peers.fail(error)  # which all raise
         # Since the last multiple of ten, also if another start has done it.
         if any(new := last[-((step - 1) % _SHOWN_EVERY + 1) :]):
           if peers.is_first:
@@ -122,13 +125,23 @@ def run(
     # A finished warm-up is not saved here: the run's first checkpoint holds its
     # parameters.
     if step < spec.steps:
-      saves.save(step, state, {'refused': refused.last()})
+      host = {'refused': refused.last()}
+      saves.insist(
+        lambda: saves.save(step, state, host),
+        'warm-up step',
+        step,
+        monitor.phase,
+      )
       return None
   return state.params
 
 
 def _records(
-  examples: Any, position: int, number: int, parts: build.Run
+  examples: Any,
+  position: int,
+  number: int,
+  parts: build.Run,
+  peers: processes.Processes,
 ) -> list[dict[str, Any]]:
   """The demonstrations of an update.
 
@@ -141,11 +154,12 @@ def _records(
     examples, position, number, fits, _MOST_LOOKED_AT * number
   )
   if len(records) < number:
-    raise ValueError(
+    error = ValueError(
       'Nearly all demonstrations are longer than the largest of '
       'data.prompt_buckets or data.completion_buckets, and '
       "data.too_long='drop' drops them; give larger widths, or others."
     )
+    raise peers.fail(error)  # which all raise
   return records
 
 

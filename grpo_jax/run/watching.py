@@ -7,9 +7,7 @@ that are compiled in the midst of a run.
 import collections
 from collections.abc import Hashable
 from collections.abc import Mapping
-import dataclasses
 import functools
-from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -23,11 +21,8 @@ _LEAST_SECS = 1.0  # shorter compilations are not worth a warning
 _OF_WIDTHS = frozenset(('columns of a row', 'completion positions'))
 
 
-@dataclasses.dataclass
-class Refused:
+class Refused(NamedTuple):
   """How many rollouts in a row have had no update that was finite.
-
-  A checkpoint holds it, so that a run that is stopped and goes on counts on.
 
   Attributes:
     rollouts: The number.
@@ -41,22 +36,18 @@ class Refused:
   part: str = ''
   ended: int = 0
 
-  def count(self, measured: Mapping[str, float | None]) -> None:
-    """Counts a rollout by its metrics; call it once for each."""
+  def counted(self, measured: Mapping[str, float | None]) -> 'Refused':
+    """With one rollout more, of which these are the metrics."""
     parts = 'loss', 'gradient', 'update'
     shares = {part: measured.get(f'nonfinite_{part}') or 0.0 for part in parts}
     # Rounding: thirds may add up to a little less than 1.
-    all_refused = sum(shares.values()) > 0.999
-    self.rollouts = self.rollouts + 1 if all_refused else 0
-    self.part = max(shares, key=shares.__getitem__) if all_refused else ''
-    self.ended = self.ended if all_refused else 0
+    if sum(shares.values()) <= 0.999:
+      return Refused()
+    part = max(shares, key=shares.__getitem__)
+    return self._replace(rollouts=self.rollouts + 1, part=part)
 
-  def midway(self, most: int) -> str:
+  def reason_to_end(self, most: int) -> str:
     """Why a run ends before its last rollout; `''` if it goes on.
-
-    Ask before the checkpoint of this rollout is saved, and only if it can still
-    be saved: the checkpoint holds that the run has ended here. Otherwise the
-    next start would end here again.
 
     Args:
       most: The config's `learner.nonfinite_rollouts`. A run that is started
@@ -64,17 +55,21 @@ class Refused:
     """
     if not most or self.rollouts - self.ended < most:
       return ''
-    self.ended = self.rollouts
     return (
       f'No {self._what()} The run is saved; learner.nonfinite_rollouts says '
       'after how many such rollouts it stops.'
     )
 
+  def for_next_start(self, most: int) -> 'Refused':
+    """What a checkpoint holds, so that not every start ends at once."""
+    ends = bool(self.reason_to_end(most))
+    return self._replace(ended=self.rollouts) if ends else self
+
   def at_the_end(self, most: int) -> str:
     """Why a run that has done all its rollouts has failed; `''` if it has not.
 
     Args:
-      most: See `midway`.
+      most: The config's `learner.nonfinite_rollouts`.
     """
     if not most or not self.rollouts:
       return ''
@@ -180,16 +175,3 @@ class Compilations:
     if changes:
       cause = f'because of new shapes: {"; ".join(changes)}'
     return f'This rollout spent {secs:.0f} s on compiling, {cause}.{advice}'
-
-
-class Watched(NamedTuple):
-  """All of it, in one start of a run."""
-
-  refused: Refused
-  failures: Failures
-  compilations: Compilations
-
-
-def start(**refused: Any) -> Watched:
-  """What a start counts; `refused` are the fields of its `Refused`, if any."""
-  return Watched(Refused(**refused), Failures(), Compilations())

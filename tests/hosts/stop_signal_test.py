@@ -226,7 +226,7 @@ def test_what_is_no_second_interrupt_is_saved(
   saves = types.SimpleNamespace(wait=lambda: happened.append('wait'))
   open_one = types.SimpleNamespace(
     stop=stop,
-    kept=types.SimpleNamespace(saves=saves),
+    saves=saves,
     peers=processes.ALONE,
   )
   monkeypatch.setattr(progress_lib, 'save', lambda *_: happened.append('save'))
@@ -238,6 +238,23 @@ def test_what_is_no_second_interrupt_is_saved(
   assert happened == (['save', 'wait'] if saved else [])
   left = (tmp_path / 'traceback.txt').exists()
   assert left == (not isinstance(error, KeyboardInterrupt))
+
+
+def test_a_signal_on_the_way_in_leaves_the_save_behind_it_alone():
+  class Early(stop_signal.Stop):
+    def __setattr__(self, name, value):
+      super().__setattr__(name, value)
+      if name == '_raises' and value:
+        signal.raise_signal(signal.SIGTERM)
+
+  with Early() as stop:
+    with pytest.raises(stop_signal.Stopped):
+      with stop.at_once():
+        raise AssertionError('the signal has come before')
+    try:
+      signal.raise_signal(signal.SIGTERM)  # in the save, which goes on
+    except stop_signal.Stopped:
+      pytest.fail('it ends the save')
 
 
 @pytest.mark.parametrize('how', ['take', 'deliver'])

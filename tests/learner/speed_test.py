@@ -42,5 +42,8 @@ def test_flops_by_hand():
   assert more == pytest.approx(
     {k: 3 * v if k in sampled else v for k, v in got.items()}
   )
+  failed = make_rollout([[0, 0], [0, 0]], [[0, 0], [0, 0]])
+  none = speed.metrics_of_speed(failed, 2.0, 4.0, MODEL, 1e3, learn_passes=7)
+  assert none['mfu_sample'] == 0
   unknown = speed.metrics_of_speed(rollout, 2.0, 4.0, MODEL, None, 7)
   assert unknown.keys() == got.keys() - {'mfu_sample', 'mfu_learn'}

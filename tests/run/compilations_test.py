@@ -64,7 +64,7 @@ def test_a_run_that_goes_on_keeps_the_layout_of_its_first_rollout(
     stop = stop_signal.Stop()
     start = session_lib.Start(config, tmp_path, stop)
     with session_lib.opened(start) as (session, progress):
-      watched = session.watched.compilations
+      watched = session.compilations
       assert isinstance(watched, watching.Compilations)
       return progress.layout
 

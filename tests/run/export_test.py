@@ -6,6 +6,7 @@ import functools
 import json
 import shutil
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,8 @@ from grpo_jax.hosts import processes
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.models.attention import over_layout
+from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts.sources import Receipt
 from grpo_jax.run import export
 from grpo_jax.run import learning
 from grpo_jax.run import loop
@@ -27,6 +30,7 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.keep import objects
+from grpo_jax.run.progress import Progress
 from tests import hf_folder
 from tests import runs
 from tests.models.weights import class_names
@@ -332,20 +336,24 @@ class Exporting:
       tokenizer=tokenizer,
       model=build_model.transformer(config, tokenizer.vocab_size),
     )
-    self.kept = types.SimpleNamespace(
-      exports=export.Exports(self.run, workdir),
-      saves=types.SimpleNamespace(wait=lambda: None, owed=False),
-    )
+    self.workdir, self.peers = workdir, processes.ALONE
+    self.export = export.writer(self.run, workdir)
+    self.saves = types.SimpleNamespace(wait=lambda: None, owed=False)
     self.warned = []
     self.monitor = types.SimpleNamespace(
       phase=lambda _: contextlib.nullcontext(), warn=self.warned.append
     )
     self.updater = types.SimpleNamespace(joined=lambda params: params)
-    self.params = jax.jit(self.run.model.init)(jax.random.key(0))
+    params = jax.jit(self.run.model.init)(jax.random.key(0))
+    state: Any = types.SimpleNamespace(params=params)
+    self.progress = Progress(0, state, Receipt(), LayoutSpec('auto', 1))
 
   def saved(self, step):
-    if self.kept.exports.count(step):
-      progress_lib._export(self, step, self.params)
+    saves = self.progress.saves.counted(step, self.run.keep.export_every_saves)
+    session: Any = self
+    self.progress = progress_lib.export(
+      session, self.progress._replace(step=step, saves=saves)
+    )
 
 
 def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
@@ -354,9 +362,9 @@ def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
   run = Exporting(tmp_path)
   for step in (1, 2, 2, 3):  # the last save of a run is tried twice
     run.saved(step)
-  run.kept.saves.owed = True
+  run.saves.owed = True
   run.saved(4)  # its checkpoint is not there, so the next save is written
-  run.kept.saves.owed = False
+  run.saves.owed = False
   run.saved(5)
   folder = tmp_path / 'exports'
   assert sorted(path.name for path in folder.iterdir()) == ['2', '5']
@@ -365,11 +373,43 @@ def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
   def full(*_):
     raise OSError(28, 'No space left on device')
 
-  monkeypatch.setattr(export.weights, 'save', full)
-  run.saved(6)
+  with monkeypatch.context() as patch:
+    patch.setattr(export.weights, 'save', full)
+    run.saved(6)
   (said,) = run.warned
   assert 'exports/6 cannot be written (No space left' in said
   assert sorted(path.name for path in folder.iterdir()) == ['2', '5']
+  run.saved(7)  # the next save is written in its place
+  assert sorted(path.name for path in folder.iterdir()) == ['2', '5', '7']
+
+
+def test_a_folder_that_a_kill_has_cut_off_is_written_by_the_next_start(
+  tmp_path, monkeypatch
+):
+  config = runs.small(
+    **{
+      'steps': 2,
+      'checkpoint.every_steps': 1,
+      'checkpoint.export_every_saves': 1,
+      'evaluation.every_steps': 0,
+      'data.heldout': '',
+    }
+  )
+  real = export.whole_folder
+
+  def kill(folder, *given):
+    if folder.name == '2':
+      raise Killed
+    real(folder, *given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(export, 'whole_folder', kill)
+    with pytest.raises(Killed):
+      loop.train(config, tmp_path)
+  exports = tmp_path / 'exports'
+  assert [path.name for path in exports.iterdir()] == ['1']
+  loop.train(config, tmp_path)
+  assert sorted(path.name for path in exports.iterdir()) == ['1', '2']
 
 
 def test_a_model_that_no_folder_can_describe_is_refused_at_the_start(tmp_path):
@@ -497,4 +537,4 @@ def test_a_model_of_ones_own_has_no_folder(tmp_path):
   run = Exporting(tmp_path).run
   run.model = types.SimpleNamespace(file_shape=None)
   with pytest.raises(ValueError, match='A model of your own has no form'):
-    export.Exports(run, tmp_path)
+    export.writer(run, tmp_path)

@@ -62,9 +62,9 @@ def test_a_run_whose_updates_are_all_refused_ends_saved(
     patch.setattr(sampling, 'evaluated', interrupted)
     with pytest.raises(RuntimeError, match='at 2'):
       loop.train(config, tmp_path, on_rollout=on_rollout)
-  # The same command counts on, and stops again. Checkpoint 2 does not count its
-  # own rollout, and stays as it is, so the run ends one rollout later.
-  for done in (3, 5):
+  # The same command counts on, and stops again. Checkpoint 2 has not counted
+  # its own rollout, which the next start evaluates.
+  for done in (2, 4):
     words = rf'^No update of the last {done} rollouts .* all the gradient'
     with pytest.raises(ValueError, match=words):
       loop.train(config, tmp_path, on_rollout=on_rollout)
@@ -87,9 +87,10 @@ def test_after_the_error_a_run_gets_as_many_rollouts_more():
   counted, ends = watching.Refused(), []
   # The limit changes after the first error, and one rollout is fine.
   for rollout, most in enumerate((3, 3, 3, 2, 2, 2, 2, 2, 0), start=1):
-    counted.count({'nonfinite_loss': float(rollout != 6)})
-    if counted.midway(most):
+    counted = counted.counted({'nonfinite_loss': float(rollout != 6)})
+    if counted.reason_to_end(most):
       ends.append((rollout, counted.rollouts))
+    counted = counted.for_next_start(most)
   assert ends == [(3, 3), (5, 5), (8, 2)]
 
 
@@ -104,9 +105,9 @@ def test_a_rollout_with_a_finite_update_starts_the_count_anew():
   for measured, rollouts_now, part in zip(
     rollouts, (1, 2, 0, 1), ('update', 'loss', '', 'gradient'), strict=True
   ):
-    counted.count(measured)
+    counted = counted.counted(measured)
     assert (counted.rollouts, counted.part) == (rollouts_now, part)
-  assert counted.midway(2) == counted.at_the_end(0) == ''
+  assert counted.reason_to_end(2) == counted.at_the_end(0) == ''
   assert 'no update of the last rollout was' in counted.at_the_end(5)
 
 
@@ -114,11 +115,17 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
   learn = types.SimpleNamespace(nonfinite_rollouts=5)
   session: Any = types.SimpleNamespace(
     run=types.SimpleNamespace(steps=2, learn=learn),
-    watched=types.SimpleNamespace(refused=watching.Refused(1, 'loss')),
     peers=processes.ALONE,
   )
   nothing: Any = None
-  waits = Progress(2, nothing, nothing, Unwritten({}, []), nothing)
+  waits = Progress(
+    2,
+    nothing,
+    nothing,
+    nothing,
+    Unwritten({}, []),
+    refused=watching.Refused(1, 'loss'),
+  )
   progress_lib.check_end(session, waits)
   with pytest.raises(ValueError, match='^The run is done'):
     progress_lib.check_end(session, waits._replace(unwritten=None))

@@ -10,6 +10,8 @@ from grpo_jax import rewards
 from grpo_jax.hosts import stop_signal
 from grpo_jax.learner import compile_ahead
 from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import sources
 from grpo_jax.run import loop
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import sampling
@@ -201,9 +203,54 @@ def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
       loop.train(config, tmp_path / 'failed')
   assert runs.saved(tmp_path / 'failed')[0] == 3
   assert len(runs.records(tmp_path / 'failed')) == 3  # 0, 1, 2
+  evaluated = []
+
+  def count(run, step, *keep):
+    evaluated.append(step)
+    return real(run, step, *keep)
+
+  monkeypatch.setattr(sampling, 'evaluated', count)
   for _ in range(2):  # the second start finds a finished run
     loop.train(config, tmp_path / 'failed')
     runs.assert_equal(tmp_path / 'whole', tmp_path / 'failed')
+  assert evaluated == [3]
+  found = [runs.saved(tmp_path / name)[2] for name in ('failed', 'whole')]
+  for name in 'unwritten', 'metric', 'saves', 'refused':
+    assert found[0][name] == found[1][name]
+  assert found[0]['metric'] is not None
+
+
+@pytest.mark.parametrize(
+  'failing', [(sources.AtOnce, 'publish'), (parquet, 'write')]
+)
+def test_a_failure_behind_an_update_loses_no_rollout(
+  failing, tmp_path, monkeypatch
+):
+  config = runs.small(
+    **{
+      'steps': 3,
+      'checkpoint.every_steps': 100,
+      'evaluation.every_steps': 0,
+      'data.heldout': '',
+    }
+  )
+  owner, name = failing
+  real, left = getattr(owner, name), [1, 1, 0][name == 'write' :]
+
+  def fail(*given):
+    if not left.pop(0):
+      raise RuntimeError('no memory')
+    return real(*given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, fail)
+    with pytest.raises(RuntimeError, match='no memory'):
+      loop.train(config, tmp_path)
+  assert runs.saved(tmp_path)[0] == 2
+  loop.train(config, tmp_path)
+  written = runs.records(tmp_path)
+  assert [one['step'] for one in written] == [0, 1, 2, 3]
+  assert all(np.isfinite(one['loss']) for one in written[1:])
 
 
 def test_the_warm_up_is_kept_until_the_run_is_saved(tmp_path, monkeypatch):
@@ -281,10 +328,10 @@ def test_a_save_that_fails_is_tried_at_the_next_step(tmp_path, monkeypatch):
   monkeypatch.setattr(
     progress_lib,
     'save',
-    lambda session, progress, measured: (
+    lambda session, progress: (
       steps.append(progress.step),
-      real_save(session, progress, measured),
-    ),
+      real_save(session, progress),
+    )[1],
   )
   loop.train(runs.small(), tmp_path)
   assert steps == [0, 2, 3, 4, 4]  # the last one finds itself saved

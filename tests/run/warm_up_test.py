@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import types
 from typing import Any
 
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from grpo_jax.hosts import processes
 from grpo_jax.learner import metrics
 from grpo_jax.learner import updates
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.keep import checkpoint
 from tests import runs
+from tests.hosts import processes_test
 from tests.run import wiring
 
 TOTAL = 23
@@ -131,6 +134,41 @@ def test_a_warm_up_that_is_stopped_is_saved(monkeypatch, tmp_path):
   )
   assert params is None and saved == [9, 12]
   assert [step for _, step, *_ in shown] == [10]
+
+
+def test_a_stop_whose_save_fails_is_no_success(monkeypatch, tmp_path):
+  class Full(Saves):
+    owed = True  # also after the second try
+    insist = checkpoint.Checkpoints.insist
+    _peers = processes.ALONE
+
+  parts, seen = prepared(monkeypatch, Update({}))
+  monkeypatch.setattr(
+    warm_up, 'Checkpoints', lambda where, *_, **__: Full(seen, where)
+  )
+  monitor: Any = Monitor()
+  answers = iter([False] * 5 + [True])
+  with pytest.raises(ValueError, match='of warm-up step 5 could not be saved'):
+    warm_up.run(parts, tmp_path, monitor, lambda: next(answers))
+
+
+@pytest.mark.parametrize('why', ['3 of the last 3', 'Nearly all'])
+def test_an_error_that_all_processes_raise_is_of_none_alone(
+  why, monkeypatch, tmp_path
+):
+  parts, _ = prepared(monkeypatch, Update({1, 2, 3}), **{'warm_up.steps': 3})
+  if why == 'Nearly all':
+    monkeypatch.setattr(warm_up.data, 'take_fitting', lambda *_: [])
+
+  def body(peers):
+    monitor: Any = Monitor()
+    try:
+      warm_up.run(parts, tmp_path, monitor, lambda: False, None, peers)
+    except ValueError as error:
+      return str(error), peers.knows(error)
+
+  for said, is_known in processes_test.run(body, 2)[0]:
+    assert re.match(why, said) and is_known
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,11 @@ def saved_in_warm_up(run, value):
 
 
 def best_metric(run, value):
-  """The last save of a run is of a rollout that has been saved already."""
   shown = dict(zip(run.at('shown', 'step'), run.at('shown', 'scalars')))
-  calls = run.calls['save checkpoints'][:-1]
-  kept = run.at('Checkpoints', 'keep_best')
+  calls = run.calls['save checkpoints']
+  kept = run.at('Checkpoints', 'best_metric')
   wanted = [shown[c['step']].get(value) for c in calls]
-  return [c['metric'] for c in calls] + kept, wanted + [bool(value), False]
+  return [c['metric'] for c in calls] + kept, wanted + [value, '']
 
 
 def export_every_saves(run, value):

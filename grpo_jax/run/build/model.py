@@ -523,7 +523,8 @@ def policy(
   model = transformer(found.run, vocab_size)
   wanted = abstract(model, mesh, found.run.lora.base_dtype).trained
   directory = found.workdir / 'checkpoints'
-  with Checkpoints(directory, read_only=True) as saves:
+  best = found.run.checkpoint.best_metric
+  with Checkpoints(directory, best_metric=best, read_only=True) as saves:
     saved = saves.restore(wanted, saves.named(which), field='params')
   if saved is None:
     raise ValueError(

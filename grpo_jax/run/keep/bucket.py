@@ -104,8 +104,11 @@ def opened(
 
 
 def push(workdir: pathlib.Path) -> None:
-  """Uploads now what has changed, before a checkpoint that counts on it.
+  """Uploads now what has changed.
 
+  Call it before a checkpoint: if the process is killed, the metrics in the
+  bucket reach as far as the checkpoint. What cannot be uploaded is warned of
+  and tried again later: a checkpoint is worth more than lines of metrics.
   Nothing is done for a directory that stands for no workdir in a bucket.
 
   Args:
@@ -113,6 +116,26 @@ def push(workdir: pathlib.Path) -> None:
   """
   if upload := _OPEN.get(workdir):
     upload()
+
+
+def push_folder(workdir: pathlib.Path, folder: pathlib.Path) -> None:
+  """Uploads a folder of a process whose copy no thread uploads.
+
+  Of several processes only the first has such a thread. Nothing is done in the
+  first, and for a workdir that is in no bucket.
+
+  Args:
+    workdir: What `opened` has given.
+    folder: A folder in it, with files that no other process has.
+  """
+  place = arrays(workdir)
+  if place is workdir or workdir in _OPEN:
+    return
+  for path in folder.rglob('*'):
+    if path.is_file():
+      target = place / path.relative_to(workdir).as_posix()
+      target.parent.mkdir(parents=True, exist_ok=True)
+      target.write_bytes(path.read_bytes())
 
 
 # What uploads each copy that is open in this process.
@@ -288,14 +311,22 @@ def _uploaded(
   try:
     with _every(UPLOAD_SECS, push):
       yield
+  except BaseException:
+    # The run's own error is the one to raise.
+    if problem := _push_at_the_end(uploads, local, place, owns):
+      _warn(str(problem))
+    raise
+  else:
+    if problem := _push_at_the_end(uploads, local, place, owns):
+      raise problem
   finally:
     del _OPEN[local]
-    _push_at_the_end(uploads, local, place, owns)
 
 
 def _push_at_the_end(
   uploads: _Uploads, local: pathlib.Path, place: Any, owns: Callable[[], bool]
-) -> None:
+) -> ValueError | None:
+  """Uploads for the last time, and removes the copy; why it could not."""
   for left in reversed(range(TRIES)):
     try:
       if owns():
@@ -304,10 +335,10 @@ def _push_at_the_end(
       break
     except Exception as error:  # as above
       if not left:
-        raise ValueError(
+        return ValueError(
           f'The last files of the run could not be uploaded to {place} '
           f'({error}); they are in {local}.'
-        ) from error
+        )
       time.sleep(2.0 ** (TRIES - left))
   shutil.rmtree(local.parent, ignore_errors=True)
 
@@ -328,6 +359,8 @@ def _claimed(place: Any) -> Iterator[Callable[[], bool]]:
     if beats > 1 and (_claim(file) or {}).get('owner', mine) != mine:
       # This process stood still for so long that another one took it for dead.
       _warn(f'Another process has taken {place}; this one ends.')
+      for local in _OPEN:  # nobody needs the copy
+        shutil.rmtree(local.parent, ignore_errors=True)
       os._exit(2)
     claim = {'owner': mine, 'beats': beats, 'host': socket.gethostname()}
     own = {'pid': os.getpid(), 'pids': _pids()}

@@ -25,12 +25,14 @@ from etils import epath
 import numpy as np
 
 from grpo_jax.config import plain_text
+from grpo_jax.config import whole_files
 from grpo_jax.hosts import processes
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import host_memory
 from grpo_jax.run.keep import orbax_barriers
 
 _BLOBS = 'sha256'  # where the JSON has the hashes of bytes beside it
+_HOST = 'host/metadata'  # in the folder of a checkpoint: that JSON
 
 
 class Restored(NamedTuple):
@@ -42,9 +44,18 @@ class Restored(NamedTuple):
 
 
 def _sha256(step: int, host: dict[str, Any]) -> str:
-  """Of all that a checkpoint holds beside its arrays, as JSON has it."""
+  """A hash of all that lies beside the arrays, as JSON has it."""
   text = json.dumps([step, json.loads(json.dumps(host))], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sealed(
+  step: int, host: dict[str, Any], arrays: list[int]
+) -> dict[str, Any]:
+  """What is written beside arrays of these fingerprints: `host`, verified."""
+  found = {'arrays': arrays}
+  digest = _sha256(step, {**host, 'fingerprint': found})
+  return {**host, 'fingerprint': {**found, 'host': digest}}
 
 
 class Checkpoints:
@@ -58,7 +69,9 @@ class Checkpoints:
     directory: Made if it is not there. It may be in a bucket, as a path of
       `etils`. What a killed save has left in it is removed.
     keep_last: How many of the newest checkpoints to keep.
-    keep_best: Whether to keep the one with the highest `metric` too.
+    best_metric: The name of the metric that `save` is given. The checkpoint
+      with its highest value is kept too; values of other names, which an
+      earlier start may have saved, do not count. '': none is kept.
     warn: Called with a sentence that says what went wrong and what was done.
     read_only: Whether to change nothing in the directory, because the run may
       be going on in another process.
@@ -75,7 +88,7 @@ class Checkpoints:
     self,
     directory: str | os.PathLike[str],
     keep_last: int = 1,
-    keep_best: bool = False,
+    best_metric: str = '',
     warn: Callable[[str], None] = lambda text: print(
       f'warning: {plain_text.printable(text)}', file=sys.stderr
     ),
@@ -89,7 +102,7 @@ class Checkpoints:
     if isinstance(directory, str | pathlib.Path):  # no path in a bucket
       directory = os.path.abspath(directory)
     self._directory = epath.Path(directory)
-    self._keep_last, self._keep_best = keep_last, keep_best
+    self._keep_last, self._best_metric = keep_last, best_metric
     self.warn, self.failed, self.owed = warn, 0, False
     # How often what all do together has failed; whether a save may go on.
     self._failures, self._is_writing = 0, False
@@ -120,7 +133,7 @@ class Checkpoints:
       return metrics['metric']
 
     keep: list[Any] = [policies.LatestN(self._keep_last)]
-    if self._keep_best:
+    if self._best_metric:
       keep.append(
         # By default Orbax would keep every checkpoint that has no metric too.
         policies.BestN(
@@ -195,7 +208,7 @@ class Checkpoints:
     return self._peers.from_first(sorted(self._manager.all_steps()))
 
   def best_step(self) -> int | None:
-    """The step with the highest metric, None if none has one."""
+    """The step with the highest `best_metric`, None if none has one."""
     return self._peers.from_first(self._manager.best_step())
 
   def named(self, which: str) -> int | None:
@@ -241,25 +254,28 @@ class Checkpoints:
     """Begins to save; returns as soon as the arrays may be donated.
 
     Args:
-      step: Number of the checkpoint; one that exists is left as it is.
+      step: Number of the checkpoint; one that exists is left as it is, unless
+        it was saved before its evaluation. Its host has then something under
+        'unwritten', and once `host` has nothing there, takes its place.
       state: A pytree of arrays.
       host: What JSON can hold; also bytes, which are kept beside the JSON.
-      metric: The higher, the better; None if it was not measured.
+      metric: `best_metric`, the higher, the better; None if it was not
+        measured.
     """
     import orbax.checkpoint as ocp
 
     # Else the error of an earlier save would be raised by this one.
     self.wait()
+    measured = self._metric(metric)
     if step in self.steps():
+      self.owed = False
+      complete = functools.partial(self._complete, step, host, measured)
+      self._survive(f'The save of checkpoint {step} has failed', complete)
       return
-    arrays = {'arrays': fingerprints.of(state)}
     blobs = {k: v for k, v in host.items() if isinstance(v, bytes)}
     hashes = {k: hashlib.sha256(v).hexdigest() for k, v in blobs.items()}
     host = {**host, **dict.fromkeys(blobs), _BLOBS: hashes}
-    measured = None if metric is None else {'metric': float(metric)}
-    host = {**host, 'metric': measured and measured['metric']}
-    digest = _sha256(step, {**host, 'fingerprint': arrays})
-    host['fingerprint'] = {**arrays, 'host': digest}
+    host = _sealed(step, {**host, 'metric': measured}, fingerprints.of(state))
     items = ocp.args.Composite(
       state=ocp.args.StandardSave(state),
       host=ocp.args.JsonSave(host),
@@ -270,9 +286,69 @@ class Checkpoints:
     )
     self.owed, self._is_writing, self._begun = False, True, time.monotonic()
     save = functools.partial(
-      self._manager.save, step, args=items, metrics=measured
+      self._manager.save,
+      step,
+      args=items,
+      metrics=measured and {'metric': measured['value']},
     )
     self._survive(f'The save of checkpoint {step} has failed', save)
+
+  def _metric(self, value: float | None) -> dict[str, Any] | None:
+    """A metric as a checkpoint holds it."""
+    if value is None:
+      return None
+    return {'name': self._best_metric, 'value': float(value)}
+
+  def _complete(
+    self, step: int, host: dict[str, Any], measured: dict[str, Any] | None
+  ) -> None:
+    """Writes beside the arrays what was not known before the evaluation.
+
+    The arrays stay, because an evaluation changes none.
+    """
+    if self._peers.is_first:
+      saved, arrays = self._host(step)
+      if saved.get('unwritten') is None or host.get('unwritten') is not None:
+        return
+      known = {k: v for k, v in host.items() if not isinstance(v, bytes)}
+      host = _sealed(step, {**saved, **known, 'metric': measured}, arrays)
+      file, text = self._directory / str(step) / _HOST, json.dumps(host)
+      if '://' in os.fspath(file):
+        file.write_text(text)  # an object of a bucket is there whole, or not
+      else:
+        whole_files.write(file, text.encode())
+    self._manager.reload()  # it knows the metrics that it has read
+
+  def insist(
+    self,
+    save: Callable[[], Any],
+    what: str,
+    step: int,
+    phase: Callable[[str], contextlib.AbstractContextManager[Any]],
+  ) -> None:
+    """Saves and waits until the checkpoint is on the disk; tries twice.
+
+    Args:
+      save: Calls `save` of this object.
+      what: A word for `step`, such as 'rollout'.
+      step: Number of the checkpoint.
+      phase: Shows what is being done.
+
+    Raises:
+      ValueError: The checkpoint cannot be saved; in all processes.
+    """
+    for _ in range(2):
+      save()
+      with phase('waiting for the checkpoint to be written'):
+        self.wait()
+      if not self.owed:
+        return
+    error = ValueError(
+      f'The checkpoint of {what} {step} could not be saved; make room and give '
+      'the same command again, which goes on from the checkpoint of '
+      f'{what} {max(self.steps(), default=None)}.'
+    )
+    raise self._peers.fail(error)  # all know of it, and none has failed alone
 
   def is_due(self) -> bool:
     """Whether so many minutes have gone by since the last save was begun."""
@@ -326,7 +402,8 @@ class Checkpoints:
             leftover.rmtree()
       self._manager = self._opened()
       self._tell(
-        f'{what} ({error}); training goes on, and the next step tries again.'
+        f'{what} ({error}); as long as training goes on, the next step tries '
+        'again.'
       )
 
   def _tell(self, text: str) -> None:
@@ -450,7 +527,7 @@ class Checkpoints:
     """
     folder = self._directory / str(step)
     # Not by Orbax's manager, which calls this method while it opens.
-    host = json.loads((folder / 'host' / 'metadata').read_text())
+    host = json.loads((folder / _HOST).read_text())
     fingerprints = host['fingerprint']
     if isinstance(fingerprints, list):  # of the arrays alone
       raise ValueError('an earlier version saved it, which alone reads it')
@@ -460,12 +537,13 @@ class Checkpoints:
     return host, host.pop('fingerprint')['arrays']
 
   def _measured(self, step: int) -> dict[str, float] | None:
-    """The metric of a checkpoint, as Orbax wants it; None if it has none."""
+    """`best_metric` of a checkpoint, as Orbax wants it; None if it has none."""
     try:
       metric = self._host(step)[0]['metric']
+      is_it = metric is not None and metric['name'] == self._best_metric
+      return {'metric': metric['value']} if is_it else None
     except Exception:  # `restore` and `named` say what is wrong
       return None
-    return None if metric is None else {'metric': metric}
 
   def _damaged(self) -> dict[int, str]:
     """The checkpoints whose metric cannot be read, each with the reason."""

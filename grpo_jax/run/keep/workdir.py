@@ -54,7 +54,9 @@ class Source(NamedTuple):
 
 
 @contextlib.contextmanager
-def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
+def claimed(
+  directory: str | pathlib.Path, config: Config, objects: Objects = NOTHING
+) -> Iterator[None]:
   """Locks a workdir for this process, for as long as the context lasts.
 
   An error that ends the context leaves `traceback.txt`.
@@ -64,12 +66,12 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
       must be of the same run.
     config: Of this start. It may differ from the run's in the fields of
       `config.FREE` alone.
+    objects: What this start was given in Python; see `refuse_another`.
 
   Raises:
     ValueError: The workdir holds another run, another process is running in it,
       or it cannot be written to or locked.
   """
-  refuse_another(directory, config)
   directory = pathlib.Path(directory)
   if not _is_first():  # the first process writes for all
     yield
@@ -97,6 +99,8 @@ def claimed(directory: str | pathlib.Path, config: Config) -> Iterator[None]:
         f'{directory} cannot be locked ({error.strerror}); mount its file '
         'system so that flock works, or give a workdir on another one.'
       ) from error
+    # Not before: another start may have made its run here meanwhile.
+    refuse_another(directory, config, objects=objects)
     try:
       yield
     except BaseException as error:
@@ -143,7 +147,10 @@ def record(
   if not _is_first():
     return now
   # Left by a process that was killed while it wrote a file, or a folder.
-  for leftover in (*directory.glob('*.tmp'), *directory.glob('*/.step_*')):
+  # They have names of their own; any other `*.tmp` is the user's.
+  for leftover in itertools.chain(
+    directory.glob('.*.[0-9]*.tmp'), directory.glob('*/.step_*.tmp')
+  ):
     leftover.unlink()
   for leftover in directory.glob('exports/.*.tmp'):
     shutil.rmtree(leftover)
@@ -308,9 +315,12 @@ def check_shared(directory: pathlib.Path, peers: Processes) -> None:
   if peers.number == 1:
     return
   word = peers.from_first(uuid.uuid4().hex)
-  file = bucket.arrays(directory) / f'.seen_by_all.{word}'
+  place = bucket.arrays(directory)
+  file = place / f'.seen_by_all.{word}'
   with peers.together():
     if peers.is_first:
+      for leftover in place.glob('.seen_by_all.*'):  # by a killed start
+        leftover.unlink(missing_ok=True)
       file.write_text(word)
   try:
     with peers.together():

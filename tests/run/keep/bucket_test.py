@@ -5,13 +5,17 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
+import types
 
+import jax
 import pytest
 
 import grpo_jax as api
 from grpo_jax import config as config_lib
 from grpo_jax.run import loop
+from grpo_jax.run import session
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import workdir
 from tests import bucket as stand_in
@@ -140,6 +144,23 @@ def test_who_was_taken_over_touches_nothing(place, monkeypatch):
   assert json.loads((place / 'claim.json').read_text())['owner'] == 'another'
 
 
+def test_who_is_taken_over_leaves_no_copy(place, monkeypatch, capsys):
+  ended = threading.Event()
+
+  def leave(code):
+    assert code == 2
+    ended.set()
+    raise OSError  # its thread goes on
+
+  monkeypatch.setattr(bucket.os, '_exit', leave)
+  with bucket.opened(URL) as local:
+    claim(place)
+    assert ended.wait(60)
+    assert not local.parent.exists()
+    local.mkdir(parents=True)
+  assert 'this one ends' in capsys.readouterr().err
+
+
 def test_a_claim_that_cannot_be_read_is_alive_until_a_minute_is_over(place):
   place.mkdir(parents=True)
   (place / 'claim.json').write_text('{"own')
@@ -185,6 +206,31 @@ def test_what_cannot_be_uploaded_is_said_and_stays(place, monkeypatch, capsys):
       (local / 'metrics.jsonl').write_text('one\n')
       monkeypatch.setattr(bucket._Uploads, '_upload', refuse)
   assert (local / 'metrics.jsonl').read_text() == 'one\n'
+
+
+def test_the_error_of_a_run_is_raised_also_if_nothing_can_be_uploaded(
+  place, monkeypatch, capsys
+):
+  monkeypatch.setattr(bucket, 'TRIES', 1)
+
+  def refuse(*_):
+    raise OSError('no quota')
+
+  with pytest.raises(RuntimeError, match='the reward'):
+    with bucket.opened(URL) as local:
+      (local / 'metrics.jsonl').write_text('one\n')
+      monkeypatch.setattr(bucket._Uploads, '_upload', refuse)
+      raise RuntimeError('the reward')
+  assert 'could not be uploaded' in capsys.readouterr().err
+  assert (local / 'metrics.jsonl').exists()
+
+
+def test_a_profile_of_another_process_than_the_first_gets_there(place):
+  place.mkdir(parents=True)
+  profile = types.SimpleNamespace(workdir=bucket.read_only(URL))
+  with session.profiled(profile, 2, (2, 3)):
+    jax.block_until_ready(jax.numpy.zeros(3) + 1)
+  assert [*(place / 'profile' / 'step_2').rglob('*.xplane.pb')]
 
 
 def test_an_unknown_kind_of_bucket_gets_a_sentence():

@@ -57,7 +57,7 @@ def opened(tmp_path):
   said = []
 
   def open_again(**changes):
-    options = {'keep_last': 2, 'keep_best': True, 'warn': said.append}
+    options = {'keep_last': 2, 'best_metric': 'accuracy', 'warn': said.append}
     return Checkpoints(tmp_path / 'saves', **{**options, **changes})
 
   return open_again, said, tmp_path / 'saves'
@@ -187,10 +187,45 @@ def test_the_last_and_the_best_are_kept_also_by_the_next_start(opened):
     saves.save(7, state_of(7), {})
     saves.wait()
     assert saves.steps() == [6, 7] and saves.best_step() == 6
-  with open_again(keep_last=1, keep_best=False) as saves:
+  with open_again(keep_last=1, best_metric='') as saves:
     saves.save(8, state_of(8), {}, 1.0)
     saves.wait()
     assert saves.steps() == [8]
+
+
+def test_metrics_of_different_names_are_not_compared(opened):
+  open_again, _, _ = opened
+  with open_again(best_metric='length_tokens') as saves:
+    save_some(saves, (None, 4.5))
+    assert saves.best_step() == 1
+  with open_again() as saves:
+    assert saves.best_step() is None
+    saves.save(2, state_of(2), {}, 0.5)
+    saves.save(3, state_of(3), {}, 0.25)
+    saves.wait()
+    assert saves.best_step() == saves.named('best') == 2
+
+
+def test_a_checkpoint_before_its_evaluation_is_completed(opened):
+  """What lies beside its arrays is written anew, once; its bytes stay."""
+  open_again, said, directory = opened
+  before = {'unwritten': {'loss': 1}, 'position': 1, 'surplus': b'some'}
+  with open_again() as saves:
+    save_some(saves, (None,))
+    saves.save(1, state_of(1), before)
+    saves.save(1, state_of(1), before, 0.5)  # nothing new is known
+    saves.wait()
+    assert saves.best_step() is None
+  after = {**before, 'unwritten': None}
+  with open_again() as saves:
+    saves.save(1, state_of(1), after, 0.25)
+    assert saves.best_step() == 1
+    written = (directory / '1' / 'host' / 'metadata').read_bytes()
+    saves.save(1, state_of(1), {**after, 'position': 2}, 0.75)
+    assert (directory / '1' / 'host' / 'metadata').read_bytes() == written
+    restored = saves.restore(abstract())
+    assert (restored.step, restored.host) == (1, after) and not said
+    assert_equal(restored.state, state_of(1))
 
 
 def bit_flipped(content):

@@ -81,11 +81,13 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
     'metrics.jsonl',
     'completions/step_00000001.parquet',
     'exports/4/config.json',
+    'notes.tmp',  # the user's
+    'cache.tmp/notes',
   ]
   half = [
-    'config.tmp',
-    'metrics.jsonl.tmp',
-    'completions/.step_00000002.parquet.77.partial',
+    '.config.json.77.tmp',
+    '.metrics.jsonl.77.tmp',
+    'completions/.step_00000002.parquet.77.tmp',
     'exports/.8.tmp/model.safetensors',
   ]
   for name in whole + half:
@@ -117,10 +119,26 @@ def test_the_first_process_of_several_writes_for_all(tmp_path, monkeypatch):
   assert (directory / 'versions.json').exists()
 
 
+def test_two_starts_with_other_configs_do_not_both_pass(tmp_path, monkeypatch):
+  """The second one has looked before the first has written its config."""
+  first, second = runs.small(), runs.small(seed=1)
+  real = workdir.fcntl.flock
+
+  def slow(file, how):
+    workdir.record(tmp_path, first, anew=True)
+    real(file, how)
+
+  monkeypatch.setattr(workdir.fcntl, 'flock', slow)
+  with pytest.raises(ValueError, match='has config.seed=0.*now it is 1'):
+    with workdir.claimed(tmp_path, second):
+      raise AssertionError('it is another run')
+
+
 def test_a_workdir_that_not_all_see_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(workdir, 'SHARED_SECS', 0.2)
   for rank in range(3):
     (tmp_path / str(rank)).mkdir()
+  (tmp_path / '0' / '.seen_by_all.of_a_killed_start').touch()
 
   def body(peers, shared):
     rank = 0 if shared else peers.rank
