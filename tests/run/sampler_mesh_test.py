@@ -48,6 +48,8 @@ def test_a_check_says_what_becomes_of_heads_that_are_not_divided():
   assert 'mesh.tensor=4 does not divide the 2 key-value heads' in update
   assert 'split by rows over all 8 devices' in sampler
   changes |= {'mesh.fsdp': 4, 'mesh.tensor': 2, 'sampler.tensor': 8}
-  (sampler,) = dry_run._warnings_of_heads(build.run(runs.small(**SPREAD | changes)))
+  (sampler,) = dry_run._warnings_of_heads(
+    build.run(runs.small(**SPREAD | changes))
+  )
   assert sampler.startswith('While sampling, tensor=8 does not divide')
   assert not dry_run._warnings_of_heads(build.run(runs.small(**SPREAD)))

@@ -540,8 +540,9 @@ class Checkpoints:
     """`best_metric` of a checkpoint, as Orbax wants it; None if it has none."""
     try:
       metric = self._host(step)[0]['metric']
-      is_it = metric is not None and metric['name'] == self._best_metric
-      return {'metric': metric['value']} if is_it else None
+      if metric is None or metric['name'] != self._best_metric:
+        return None
+      return {'metric': metric['value']}
     except Exception:  # `restore` and `named` say what is wrong
       return None
 
