@@ -4,7 +4,6 @@ import bisect
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import difflib
 import functools
 import importlib.metadata
 import json
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 
 PACKAGE = 'reasoning-gym'
@@ -256,8 +256,8 @@ def _check_fit(task: str) -> None:
   tasks = fitness()['tasks']
   if task not in tasks:
     raise ValueError(
-      f'{PACKAGE} has no task {task!r}{_nearest(task, tasks)}; pass one of'
-      ' those that grpo_jax/data/README.md lists.'
+      f'{PACKAGE} has no task {task!r}{importing.nearest(task, tasks)}; pass'
+      ' one of those that grpo_jax/data/README.md lists.'
     )
   if reason := tasks[task]['refused']:
     raise ValueError(
@@ -300,7 +300,7 @@ def _settled(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if key not in fields:
       raise ValueError(
         f'The source {_name(task)} takes no {key!r}'
-        f'{_nearest(key, [*fields, *_OURS])}; its parameters are'
+        f'{importing.nearest(key, [*fields, *_OURS])}; its parameters are'
         f' {sorted(fields)}, besides {", ".join(_OURS)}.'
       )
   try:
@@ -379,8 +379,3 @@ def _check_number(
 
 def _name(task: str) -> str:
   return repr(f'reasoning_gym:{task}')
-
-
-def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-  matches = difflib.get_close_matches(name, known, n=1)
-  return f' (did you mean {matches[0]!r}?)' if matches else ''
