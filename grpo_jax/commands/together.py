@@ -5,7 +5,7 @@ import contextlib
 import os
 from typing import Any
 
-from grpo_jax.commands import refusals
+from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
@@ -31,7 +31,7 @@ def join(arguments: Arguments, **options: Any) -> bool:
     **options,
   )
   if joining.are_joined():
-    refusals.keep_stdout()
+    printing.keep_stdout()
   return is_first
 
 

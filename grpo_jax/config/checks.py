@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from grpo_jax.config import names
+from grpo_jax.config.from_dict import flat
 from grpo_jax.config.plain_text import REWARD_METRICS
 
 # Least value of each of these fields.
@@ -142,7 +142,7 @@ def checks(config: Any):
     what to give instead.
   """
   sampler, learner, optim = config.sampler, config.learner, config.optim
-  values = names.flat(dataclasses.asdict(config))
+  values = flat(dataclasses.asdict(config))
   yield from _checks_of_numbers(values)
   yield from _checks_of_tables(values)
   for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
