@@ -39,8 +39,8 @@ def main(words: Sequence[str]) -> int:
   Args:
     words: A command and what follows it, or flags that ask for help.
   """
-  if told := _information(words):
-    print(told)
+  if answer := _information(words):
+    print(answer)
     return 0
   try:
     with stop_signal.no_exit():  # a config file is code too
@@ -92,20 +92,20 @@ def _print_trace(error: BaseException) -> None:
   printing.say(trace, end='', file=sys.stderr)
 
 
-def _tell_of_thread(given: Any) -> None:
+def _tell_of_thread(ended: Any) -> None:
   """Prints an error that has ended a thread."""
-  if given.exc_value is not None and given.exc_type is not SystemExit:
-    name = given.thread.name if given.thread else 'unknown'
+  if ended.exc_value is not None and ended.exc_type is not SystemExit:
+    name = ended.thread.name if ended.thread else 'unknown'
     printing.say(f'The thread {name} has ended with an error:', file=sys.stderr)
-    _print_trace(given.exc_value)
+    _print_trace(ended.exc_value)
 
 
 _usual_warning = warnings.formatwarning
 
 
-def _warning(*given: Any, **named: Any) -> str:
+def _warning(*args: Any, **kwargs: Any) -> str:
   """A warning of Python, whose text may be anybody's."""
-  return plain_text.printable(_usual_warning(*given, **named))
+  return plain_text.printable(_usual_warning(*args, **kwargs))
 
 
 def _hide_orbax(unraisable: Any) -> None:

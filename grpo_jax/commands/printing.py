@@ -96,7 +96,7 @@ def sentence(error: Exception) -> str | None:
     first = text.partition('\n')[0]
     return f'There is not enough memory ({first}); {_SMALLER}'
   if isinstance(error, OSError):
-    return _of_system(error)
+    return _system_sentence(error)
   return text if isinstance(error, ValueError) else None
 
 
@@ -107,7 +107,7 @@ def _unsaid(error: Exception) -> str:
   return f'{plain_text.kind(error)} was raised{"".join(where)}'
 
 
-def _of_system(error: OSError) -> str:
+def _system_sentence(error: OSError) -> str:
   """What the operating system said, without its number."""
   if error.strerror is None:
     return plain_text.said(error) or _unsaid(error)

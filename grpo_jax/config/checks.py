@@ -310,7 +310,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
       yield from _numbers(f'{name}[{place}]', inner)
 
 
-_OF_REWARDS = {
+_KNOWN_OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),
   'on_failure': ('invalid', 'reward'),
 }
@@ -346,7 +346,7 @@ def _checks_of_rewards(rewards: Any):
       f'{where}.{field}={label!r}, which is what a metric of another reward is '
       'called; give another label',
     )
-    for name, known in _OF_REWARDS.items():
+    for name, known in _KNOWN_OF_REWARDS.items():
       value = getattr(reward, name)
       yield (
         value in known,

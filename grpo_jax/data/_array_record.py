@@ -48,10 +48,10 @@ def array_record_source(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
-  whole = tuple(os.path.abspath(path) for path in paths)
+  absolute = tuple(os.path.abspath(path) for path in paths)
   return _records.FileSource(
     ', '.join(repr(str(path)) for path in paths),
-    functools.partial(_rows, whole),
+    functools.partial(_rows, absolute),
     prompt_field,
     answer_field,
     last_turn,

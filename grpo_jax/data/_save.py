@@ -44,12 +44,12 @@ def save_tokenizer(
   ):
     if ids and name not in named:
       named[name] = str(tokenizer.backend.id_to_token(ids[0]))
-  told = {
+  fields = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'clean_up_tokenization_spaces': False,  # it would change decoded texts
     **named,
   }
-  _write(folder / 'tokenizer_config.json', told)
+  _write(folder / 'tokenizer_config.json', fields)
   if template:
     path = folder / 'chat_template.jinja'
     path.write_text(template.source, encoding='utf-8')
