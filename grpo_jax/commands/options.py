@@ -158,7 +158,7 @@ def help_text(name: str, width: int) -> str:
   """What `grpo-jax [command] --help` prints.
 
   Args:
-    name: Of a command, or '' for all of them.
+    name: A command, or '' for all of them.
     width: Columns.
   """
   if name not in table.COMMANDS:

@@ -80,10 +80,10 @@ def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
   """The config with another mesh.
 
   Args:
-    config: Of the run.
+    config: The config to change.
     sizes: `fsdp=16,tensor=4`; axes that are not named get 1. Empty: that of the
       config.
-    slices: Of the topology; None: those of the config.
+    slices: Slices of the topology; None: those of the config.
 
   Raises:
     ValueError: There is no such axis, or its size is no number.
@@ -126,7 +126,7 @@ def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
 
   Args:
     made: The plan.
-    price: Of a chip for an hour, in any currency.
+    price: What a chip costs for an hour, in any currency.
   """
   found = {**plans.to_json(made), 'advice': plans.advice(made)}
   if price:

@@ -59,9 +59,9 @@ def table(names: Sequence[str], left: int = 1, **options: Any) -> Any:
   """A table of rich without lines between its columns.
 
   Args:
-    names: Of the columns.
+    names: The heads of the columns.
     left: How many of the first columns hold texts; the others hold numbers.
-    **options: Of rich's `Table`.
+    **options: Arguments of rich's `Table`.
   """
   from rich import box
   from rich import table as tables
@@ -134,12 +134,12 @@ class Output:
     self._stream = stream
 
   def write(self, text: str) -> int:
-    """See `io.TextIOBase`."""
+    """Writes a text; returns the number of its characters."""
     with self._said():
       return self._stream.write(text)
 
   def flush(self) -> None:
-    """See `io.TextIOBase`."""
+    """Hands on what is left in the buffer."""
     with self._said():
       self._stream.flush()
 

@@ -19,8 +19,8 @@ def join(arguments: Arguments, **options: Any) -> bool:
   """Joins the other processes, if there are any; whether this is the first.
 
   Args:
-    arguments: Of the command.
-    **options: Of `joining.initialize`.
+    arguments: The flags of the command.
+    **options: Further arguments of `joining.initialize`.
   """
   from grpo_jax.hosts import joining
 

@@ -85,13 +85,13 @@ _MOST = {
   'sampler.top_p': 1,
   'sampler.min_p': 1,
   'sampler.ahead': 1,
-  # Of a policy that is as good as uniform: logits hardly count.
+  # Such a policy is as good as uniform: logits hardly count.
   'sampler.temperature': 1000,
   'warm_up.carry_free_share': 1,
   # Each update of Adam moves a weight by about as much.
   'optim.lr': 10,
   'warm_up.lr': 10,
-  # Of the mean square to which it is added.
+  # It is added to a mean square, and must not drown it.
   'model.norm_epsilon': 1,
   'lora.alpha': 1_000_000,
   'workers.number': 4096,
@@ -99,7 +99,7 @@ _MOST = {
   'model.num_layers': 10_000,
 }
 
-# Of address space: the least in which a process of Python imports a judge.
+# The least address space in which a process of Python imports a judge.
 _LEAST_GIB = 1 / 16
 
 # Below this, dividing by the temperature overflows, and rounding errors of the

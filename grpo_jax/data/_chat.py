@@ -125,7 +125,7 @@ def prompt_text(prompt: Prompt) -> str:
   'How much is 1+2?'
 
   Args:
-    prompt: see `prompt_problem`.
+    prompt: a text or a list of messages.
 
   Returns:
     The text itself; of messages the content of the last one by a user, or of

@@ -157,7 +157,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return {}
   try:
     values = json.loads(path.read_text(encoding='utf-8'))
-  # Of what is no UTF-8 too, and of lists in lists, thousands of them.
+  # What is no UTF-8 raises it too; lists in lists, thousands, a RecursionError.
   except (ValueError, RecursionError) as error:
     raise ValueError(
       f'The file {str(path)!r} is no JSON ({error}); copy it again from where'

@@ -57,8 +57,8 @@ class ReasoningGymSource:
       stands for values of some parameters.
     curriculum: Stages, such as ({'from': 0}, {'from': 2000, 'max_terms': 4}). A
       stage may name a level too.
-    **parameters: Of the task, as the package documents them. They win over what
-      a level says.
+    **parameters: Parameters of the task, as the package documents them. They
+      win over what a level says.
 
   Raises:
     ValueError: The package is missing or of another version; the task, the

@@ -63,7 +63,7 @@ def save_ends(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> None:
 
   Args:
     tokenizer: whose end tokens a model was trained with.
-    folder: of the model.
+    folder: where the files of the model lie.
   """
   path = pathlib.Path(folder) / 'generation_config.json'
   values = _folder.read_json(path)

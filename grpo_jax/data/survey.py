@@ -1,8 +1,8 @@
 """What there is to say of the data of a run: lengths, duplicates, faults.
 
 A part is one source of a config, or one stage of its curriculum. Up to a number
-of records of each part are read, chosen at random. Of a record no more is kept
-than a row of `ROW`, 44 bytes, so a million records are no burden.
+of records of each part are read, chosen at random. A record leaves a `ROW`
+of 44 bytes, so a million records are no burden.
 """
 
 import bisect
@@ -145,7 +145,7 @@ class Survey(NamedTuple):
 
   @property
   def lengths(self) -> dict[str, np.ndarray]:
-    """Of the prompts that can be encoded, [N], by split."""
+    """Tokens of the prompts that can be encoded, i32[N], by split."""
     return {
       split: np.concatenate([read.lengths for read in self.of(split)])
       for split in ('train', 'heldout')
@@ -201,7 +201,7 @@ class Reader:
   """Looks at records as a run would.
 
   Attributes:
-    tokenizer: Of the run, with its prompt format.
+    tokenizer: The tokenizer of the run, with its prompt format.
     widths: Of prompts, in tokens, ascending; () if not known.
     judges: Verifiers and their arguments. They are tried on an empty
       completion, which tells whether the reference of a record can be used.
@@ -299,7 +299,7 @@ def survey(
     trained: Name, records and weight of each source to train on.
     heldout: Name and records of each source that is held out.
     drawn: Prompts that the run draws.
-    seed: Of the run.
+    seed: The seed of the run.
     show: How many prompts to show of each split.
     most: How many records to read of each part; 0 for all.
     tell: Is called before every record.
@@ -333,9 +333,9 @@ def _stages(name: str, source: Any, share: float, drawn: int) -> list[Part]:
   """A source to train on, in the stages of its curriculum.
 
   Args:
-    name: Of the source.
+    name: What the source is called.
     source: The records.
-    share: Of this source, of all prompts.
+    share: The part of all prompts that comes from it.
     drawn: All prompts that the run draws.
   """
   stages = data.stages(source)
@@ -444,7 +444,7 @@ def _places(number: int, most: int) -> np.ndarray:
 
 
 def _hashes(record: Mapping[str, Any]) -> tuple[int, int, int]:
-  """Of the prompt, of the prompt without its form, and of the answer."""
+  """Hashes of the prompt, of the prompt without its form, of the answer."""
   prompt = record['prompt']
   if not isinstance(prompt, str):
     # Zeros are no white space, so that roles stay apart in the second hash.
