@@ -20,6 +20,7 @@ import numpy as np
 from grpo_jax.config import plain_text
 from grpo_jax.data import _views
 from grpo_jax.data._chat import half_of_a_pair
+from grpo_jax.data._chat import leaves
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._tokenizer import Tokenizer
 
@@ -161,15 +162,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_finite(value: Any) -> float | None:
   """A number in a value that is NaN or infinite; None if it has none."""
-  # A loop, because the value may be nested as deeply as Python lets calls be.
-  waiting = [value]
-  while waiting:
-    value = waiting.pop()
-    if isinstance(value, dict | list):
-      waiting += value.values() if isinstance(value, dict) else value
-    elif isinstance(value, float) and not math.isfinite(value):
-      return value
-  return None
+  floats = (one for one in leaves(value) if isinstance(one, float))
+  return next((one for one in floats if not math.isfinite(one)), None)
 
 
 def some_places(length: int, most: int) -> list[int]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import SupportsInt
 
+import numpy as np
+
 from grpo_jax.config import gguf_files
 from grpo_jax.data import _folder
 from grpo_jax.data import _gguf
@@ -76,7 +78,6 @@ class Tokenizer:
   prompt_format: PromptFormat = dataclasses.field(default=PLAIN, repr=False)
   added_eos_ids: tuple[int, ...] = dataclasses.field(default=(), repr=False)
   vocab_size: int = dataclasses.field(init=False)
-  _ids: tuple[tuple[int, int], ...] = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
     ids = set(self.backend.get_vocab().values())
@@ -100,7 +101,6 @@ class Tokenizer:
       self.chat_template.check(self.prompt_format.chat_kwargs)
       _check_chat(self.chat_template, self.prompt_format)
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
-    object.__setattr__(self, '_ids', _runs(ids))
 
   def unused_ids(self, number: int) -> tuple[tuple[int, int], ...]:
     """The ids that no token has, as runs `(first, end)`, the end left out.
@@ -114,10 +114,10 @@ class Tokenizer:
     Args:
       number: how many ids there are, such as the rows of an embedding.
     """
-    ends = [0, *(end for _, end in self._ids)]
-    firsts = [*(first for first, _ in self._ids), number]
-    between = zip(ends, firsts, strict=True)
-    return tuple((a, min(b, number)) for a, b in between if a < min(b, number))
+    ids = [*self.backend.get_vocab().values()]
+    unused = np.isin(np.arange(number), ids, invert=True)
+    edges = np.flatnonzero(np.diff(unused, prepend=False, append=False))
+    return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
   def with_format(self, prompt_format: PromptFormat) -> 'Tokenizer':
     """The same tokenizer with another way to write prompts.
@@ -469,17 +469,6 @@ def _check_chat(template: ChatTemplate, form: PromptFormat):
           else ', or config.data.chat=False.'
         )
       )
-
-
-def _runs(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-  """Ids as runs `(first, end)` of neighbours, in order, the ends left out."""
-  runs: list[list[int]] = []
-  for token_id in sorted(ids):
-    if runs and token_id == runs[-1][1]:
-      runs[-1][1] += 1
-    else:
-      runs.append([token_id, token_id + 1])
-  return tuple((first, end) for first, end in runs)
 
 
 def _check_sequence(eos_tokens: Sequence[str]):
