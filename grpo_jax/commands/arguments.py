@@ -125,7 +125,7 @@ def _flags_of_study(words: Sequence[str]) -> tuple[str, ...]:
   if not any(names):
     return flags
   is_experiment = studies.is_experiment(names[-1])
-  others = table.OF_TRAINING if is_experiment else table.OF_EXPERIMENTS
+  others = table.TRAINING_FLAGS if is_experiment else table.EXPERIMENT_FLAGS
   return tuple(flag for flag in flags if flag not in others)
 
 

@@ -94,7 +94,7 @@ def text(line: Line, columns: int = 80) -> str:
 
   Args:
     line: The line.
-    columns: Of the terminal.
+    columns: How wide the terminal is.
   """
   secs = f'{line.secs:.2f} s' if line.secs else ''
   if line.compile_secs:
@@ -142,8 +142,8 @@ def to_json(lines: Sequence[Line], number: int) -> dict[str, Any]:
   """The report for a program.
 
   Args:
-    lines: Of the report.
-    number: Of processes.
+    lines: The checks, in their order.
+    number: How many processes have made them.
   """
   return {
     'failed': [line.name for line in lines if line.verdict == FAILED],

@@ -84,7 +84,7 @@ def run_sample(arguments: Arguments) -> None:
 
 def write(
   policy: policies.Policy,
-  asked: Any,
+  typed: Any,
   number: int = 1,
   temperature: float | None = None,
   max_tokens: int | None = None,
@@ -93,11 +93,11 @@ def write(
   """Prints completions of prompts; a single one of each as it is drawn."""
   limits = temperature, max_tokens
   if number == 1 and not as_json:
-    for piece in policies.stream(policy, asked, *limits):
+    for piece in policies.stream(policy, typed, *limits):
       printing.say(piece, end='')
     return
   shown = policy.run.tokenizer.prompt_format.shown
-  for one in policies.sample(policy, asked, number, *limits):
+  for one in policies.sample(policy, typed, number, *limits):
     if as_json:
       printing.show_json(one)
     else:

@@ -22,7 +22,6 @@ from grpo_jax import __version__
 from grpo_jax.commands import arguments
 from grpo_jax.commands import options
 from grpo_jax.commands import printing
-from grpo_jax.commands import refusals
 from grpo_jax.commands import table
 from grpo_jax.commands import together
 from grpo_jax.config import plain_text
@@ -40,8 +39,8 @@ def main(words: Sequence[str]) -> int:
   Args:
     words: A command and what follows it, or flags that ask for help.
   """
-  if told := _information(words):
-    print(told)
+  if answer := _information(words):
+    print(answer)
     return 0
   try:
     with stop_signal.no_exit():  # a config file is code too
@@ -54,7 +53,7 @@ def main(words: Sequence[str]) -> int:
   except BrokenPipeError:  # an OSError, but no fault of the input; see `run`
     raise
   except Exception as error:
-    if refusals.sentence(error) is None:
+    if printing.sentence(error) is None:
       raise
     return _refuse(error)
 
@@ -81,7 +80,7 @@ def _refuse(error: Exception) -> int:
   # Not the flag, because it may be the flags that could not be read.
   if {'--verbose', '-verbose'} & {*sys.argv}:
     _print_trace(error)
-  text = refusals.sentence(error) or plain_text.said(error)
+  text = printing.sentence(error) or plain_text.said(error)
   text, examples, _ = text.partition(f'\n{options.EXAMPLES}')
   text = plain_text.printable(' '.join(text.split()))
   print(f'grpo-jax: {text}{examples}', file=sys.stderr)
@@ -93,20 +92,20 @@ def _print_trace(error: BaseException) -> None:
   printing.say(trace, end='', file=sys.stderr)
 
 
-def _tell_of_thread(given: Any) -> None:
+def _tell_of_thread(ended: Any) -> None:
   """Prints an error that has ended a thread."""
-  if given.exc_value is not None and given.exc_type is not SystemExit:
-    name = given.thread.name if given.thread else 'unknown'
+  if ended.exc_value is not None and ended.exc_type is not SystemExit:
+    name = ended.thread.name if ended.thread else 'unknown'
     printing.say(f'The thread {name} has ended with an error:', file=sys.stderr)
-    _print_trace(given.exc_value)
+    _print_trace(ended.exc_value)
 
 
 _usual_warning = warnings.formatwarning
 
 
-def _warning(*given: Any, **named: Any) -> str:
+def _warning(*args: Any, **kwargs: Any) -> str:
   """A warning of Python, whose text may be anybody's."""
-  return plain_text.printable(_usual_warning(*given, **named))
+  return plain_text.printable(_usual_warning(*args, **kwargs))
 
 
 def _hide_orbax(unraisable: Any) -> None:
@@ -152,7 +151,7 @@ def run() -> NoReturn:
   if logging_lib.lastResort is not None:  # as asyncio uses it
     logging_lib.lastResort.setFormatter(_Plain())
   warnings.formatwarning = _warning
-  refusals.prepare_streams()
+  printing.prepare_streams()
   _prepare_process()
   words = sys.argv[1:]
   # Only a training run has something to save when a signal comes.
@@ -161,11 +160,11 @@ def run() -> NoReturn:
     with together.STOP if trains else contextlib.nullcontext():
       code = main(words)
     sys.stdout.flush()
-  except refusals.Unwritten as error:
+  except printing.Unwritten as error:
     code = _refuse(error)
   except BrokenPipeError:  # the reader has seen enough, as `| head` has
     # Python flushes standard output at its end, which would fail once more.
-    refusals.to_nowhere(sys.stdout.fileno())
+    printing.to_nowhere(sys.stdout.fileno())
     code = 1
   # A normal exit would wait for threads that compile or draw, or crash in them.
   if any(thread.name in _IN_XLA for thread in threading.enumerate()):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from grpo_jax.commands import table
 from grpo_jax.commands.peers import PEERS
 from grpo_jax.config import Config
-from grpo_jax.config import names
+from grpo_jax.config.from_dict import type_name
 
 EXAMPLES = """\
   grpo-jax doctor --workdir=runs
@@ -83,7 +83,7 @@ def sections(
   for field in dataclasses.fields(config_class):
     hint, meaning = hints[field.name], field.metadata.get('meaning', '')
     name = f'{path}.{field.name}' if path else field.name
-    option = Option(name, names.type_name(hint), _default(field), meaning)
+    option = Option(name, type_name(hint), _default(field), meaning)
     item, *_ = *typing.get_args(hint), None  # Reward in tuple[Reward, ...]
     if dataclasses.is_dataclass(hint):
       inner += sections(typing.cast(type, hint), name)
@@ -158,7 +158,7 @@ def help_text(name: str, width: int) -> str:
   """What `grpo-jax [command] --help` prints.
 
   Args:
-    name: Of a command, or '' for all of them.
+    name: A command, or '' for all of them.
     width: Columns.
   """
   if name not in table.COMMANDS:

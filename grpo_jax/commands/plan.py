@@ -80,10 +80,10 @@ def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
   """The config with another mesh.
 
   Args:
-    config: Of the run.
+    config: The config to change.
     sizes: `fsdp=16,tensor=4`; axes that are not named get 1. Empty: that of the
       config.
-    slices: Of the topology; None: those of the config.
+    slices: Slices of the topology; None: those of the config.
 
   Raises:
     ValueError: There is no such axis, or its size is no number.
@@ -91,17 +91,17 @@ def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
   mesh = config.mesh
   if sizes:
     pairs = (one.partition('=') for one in sizes.split(','))
-    given = {name: size for name, _, size in pairs}
+    typed = {name: size for name, _, size in pairs}
     axes = 'data', 'fsdp', 'tensor', 'expert', 'context'
-    if set(given) - set(axes) or not all(
-      size.lstrip('-').isdecimal() for size in given.values()
+    if set(typed) - set(axes) or not all(
+      size.lstrip('-').isdecimal() for size in typed.values()
     ):
       raise ValueError(
         f'--mesh={sizes} names no mesh; give sizes of {", ".join(axes)}, as in '
         '--mesh=data=2,fsdp=16,tensor=4.'
       )
-    named = {name: int(size) for name, size in given.items()}
-    mesh = type(mesh)(**named, slices=mesh.slices)
+    numbers = {name: int(size) for name, size in typed.items()}
+    mesh = type(mesh)(**numbers, slices=mesh.slices)
   if slices is not None:
     mesh = dataclasses.replace(mesh, slices=slices)
   return dataclasses.replace(config, mesh=mesh)
@@ -126,7 +126,7 @@ def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
 
   Args:
     made: The plan.
-    price: Of a chip for an hour, in any currency.
+    price: What a chip costs for an hour, in any currency.
   """
   found = {**plans.to_json(made), 'advice': plans.advice(made)}
   if price:

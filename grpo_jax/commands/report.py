@@ -21,7 +21,7 @@ def write(workdirs: Sequence[str], out: str) -> dict[str, Any]:
   """Reads runs and writes a page about them.
 
   Args:
-    workdirs: Of the runs, at least one.
+    workdirs: Those of the runs, at least one.
     out: The file to write.
 
   Returns:

@@ -106,7 +106,7 @@ def to_json(found: Survey) -> dict[str, Any]:
         'name': read.part.name,
         'stage': read.part.stage,
         'records': read.records,
-        'read': len(read.places),
+        'read': len(read.rows),
         'share': read.part.share,
         'passes': found.passes(read),
         'last_turns': read.last_turns,
@@ -179,12 +179,12 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
   shown.columns[1].overflow = 'fold'
   for read in found.reads:
     share, passes = read.part.share, found.passes(read)
-    is_whole = len(read.places) == read.records
+    is_whole = len(read.rows) == read.records
     row = [
       SPLITS[read.part.split],
       _visible(read.part.title),
       f'{read.records:,}',
-      'all' if is_whole else f'{len(read.places):,}',
+      'all' if is_whole else f'{len(read.rows):,}',
       '' if share is None else _percent(share),
       '' if passes is None else f'{passes:.3g}',
     ]
@@ -197,7 +197,7 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
   if terminal.columns >= 60:
     yield shown
   for read in found.reads:
-    for sentence in _last_turns(read.last_turns, len(read.places)):
+    for sentence in _last_turns(read.last_turns, len(read.rows)):
       yield f'{_visible(read.part.title)}: {sentence}'
   if found.of('train'):
     yield (
@@ -412,9 +412,9 @@ def _repeated(found: Survey) -> Iterator[Any]:
       yield from (f'  {_short(repr(x))}' for x in dict.fromkeys(texts))
   if several := survey.contradictions(found.of('train')):
     yield f'Prompts to train on that come with different answers: {several:,}.'
-  partly = [r for r in found.reads if len(r.places) < r.records]
+  partly = [r for r in found.reads if len(r.rows) < r.records]
   if partly:
-    read = sum(len(r.places) for r in found.reads)
+    read = sum(len(r.rows) for r in found.reads)
     yield (
       f'Looked for in {read:,} of {sum(r.records for r in found.reads):,} '
       'records, chosen at random, so that there may be more; --records=0 reads '
@@ -426,13 +426,13 @@ def _unusable(found: Survey) -> Iterator[str]:
   """Why records cannot be used, and which ones."""
   number = read = 0
   for one in found.reads:
-    read += len(one.places)
+    read += len(one.rows)
     for why in one.unusable:
       number += why.records
       places = ', '.join(map(str, why.first))
       more = ', ...' if why.records > len(why.first) else ''
       yield (
         f'{_visible(one.part.title)}[{places}{more}], {why.records:,} of '
-        f'{len(one.places):,}: {_visible(why.reason):.300}'
+        f'{len(one.rows):,}: {_visible(why.reason):.300}'
       )
   yield f'{number:,} of {read:,} records that were read cannot be used.'

@@ -46,7 +46,7 @@ def prepare() -> None:
 
 
 def _prepare_for_cpu() -> None:
-  """See `prepare`."""
+  """Sets the level of LLVM and the size of pages, as `prepare` says."""
   flags = os.environ.get(_XLA, '').strip()
   if _LEVEL not in flags and flags[:1] in ('', '-'):  # else XLA reads a file
     os.environ[_XLA] = f'{flags} {_LEVEL}=2'.strip()

@@ -121,8 +121,8 @@ COMMANDS = {
   ),
 }  # fmt: skip
 # Flags of `study` that only one kind of studies reads.
-OF_EXPERIMENTS = 'out', 'full'
-OF_TRAINING = 'workdir', 'config', 'seeds', 'steps', 'only'
+EXPERIMENT_FLAGS = 'out', 'full'
+TRAINING_FLAGS = 'workdir', 'config', 'seeds', 'steps', 'only'
 
 FLAGS = {
   'config': Flag(

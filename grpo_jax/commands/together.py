@@ -5,7 +5,7 @@ import contextlib
 import os
 from typing import Any
 
-from grpo_jax.commands import refusals
+from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
@@ -19,8 +19,8 @@ def join(arguments: Arguments, **options: Any) -> bool:
   """Joins the other processes, if there are any; whether this is the first.
 
   Args:
-    arguments: Of the command.
-    **options: Of `joining.initialize`.
+    arguments: The flags of the command.
+    **options: Further arguments of `joining.initialize`.
   """
   from grpo_jax.hosts import joining
 
@@ -31,7 +31,7 @@ def join(arguments: Arguments, **options: Any) -> bool:
     **options,
   )
   if joining.are_joined():
-    refusals.keep_stdout()
+    printing.keep_stdout()
   return is_first
 
 

@@ -26,8 +26,8 @@ from grpo_jax.config.fields import Source
 from grpo_jax.config.fields import WarmUp
 from grpo_jax.config.fields import Workers
 from grpo_jax.config.from_dict import dataclass_from_dict
-from grpo_jax.config.names import flat
-from grpo_jax.config.names import within
+from grpo_jax.config.from_dict import flat
+from grpo_jax.config.from_dict import within
 from grpo_jax.config.plain_text import REWARD_METRICS
 
 if TYPE_CHECKING:

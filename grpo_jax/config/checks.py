@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from grpo_jax.config import names
+from grpo_jax.config.from_dict import flat
 from grpo_jax.config.plain_text import REWARD_METRICS
 
 # Least value of each of these fields.
@@ -85,13 +85,13 @@ _MOST = {
   'sampler.top_p': 1,
   'sampler.min_p': 1,
   'sampler.ahead': 1,
-  # Of a policy that is as good as uniform: logits hardly count.
+  # Such a policy is as good as uniform: logits hardly count.
   'sampler.temperature': 1000,
   'warm_up.carry_free_share': 1,
   # Each update of Adam moves a weight by about as much.
   'optim.lr': 10,
   'warm_up.lr': 10,
-  # Of the mean square to which it is added.
+  # It is added to a mean square, and must not drown it.
   'model.norm_epsilon': 1,
   'lora.alpha': 1_000_000,
   'workers.number': 4096,
@@ -99,7 +99,7 @@ _MOST = {
   'model.num_layers': 10_000,
 }
 
-# Of address space: the least in which a process of Python imports a judge.
+# The least address space in which a process of Python imports a judge.
 _LEAST_GIB = 1 / 16
 
 # Below this, dividing by the temperature overflows, and rounding errors of the
@@ -142,7 +142,7 @@ def checks(config: Any):
     what to give instead.
   """
   sampler, learner, optim = config.sampler, config.learner, config.optim
-  values = names.flat(dataclasses.asdict(config))
+  values = flat(dataclasses.asdict(config))
   yield from _checks_of_numbers(values)
   yield from _checks_of_tables(values)
   for name, value in (('optim.b1', optim.b1), ('optim.b2', optim.b2)):
@@ -310,7 +310,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:
       yield from _numbers(f'{name}[{place}]', inner)
 
 
-_OF_REWARDS = {
+_KNOWN_OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),
   'on_failure': ('invalid', 'reward'),
 }
@@ -346,7 +346,7 @@ def _checks_of_rewards(rewards: Any):
       f'{where}.{field}={label!r}, which is what a metric of another reward is '
       'called; give another label',
     )
-    for name, known in _OF_REWARDS.items():
+    for name, known in _KNOWN_OF_REWARDS.items():
       value = getattr(reward, name)
       yield (
         value in known,

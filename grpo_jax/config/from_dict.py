@@ -1,13 +1,12 @@
-"""Builds dataclasses from nested dicts, and refuses what does not fit."""
+"""Dataclasses from nested dicts, and the names of their fields and types."""
 
 import dataclasses
 import difflib
 import json
+import re
 import types
 import typing
 from typing import Any
-
-from grpo_jax.config.names import type_name
 
 
 def dataclass_from_dict(kind: Any, values: Any, path: str) -> Any:
@@ -108,3 +107,30 @@ def _writable(values: dict, path: str) -> dict:
         "the method, and name it 'module:function'."
       ) from error
   return values
+
+
+def within(name: str, groups: tuple[str, ...]) -> bool:
+  """Whether a field is one of `groups`, or in one of them."""
+  return any(name == group or name.startswith(f'{group}.') for group in groups)
+
+
+def flat(values: Any, name: str = '') -> dict[str, Any]:
+  """Nested dicts as one, {'optim.lr': ...}; lists and arguments are values."""
+  if not isinstance(values, dict) or name.endswith('_kwargs'):
+    return {name: values}
+  return {
+    path: leaf
+    for key, value in values.items()
+    for path, leaf in flat(value, f'{name}.{key}' if name else key).items()
+  }
+
+
+def type_name(kind: Any) -> str:
+  """A type as it is annotated, without the modules of its classes.
+
+  >>> type_name(float), type_name(str | tuple[re.Pattern, ...])
+  ('float', 'str | tuple[Pattern, ...]')
+  """
+  return (
+    kind.__name__ if type(kind) is type else re.sub(r'(\w+\.)+', '', repr(kind))
+  )

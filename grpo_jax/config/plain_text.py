@@ -52,7 +52,7 @@ def said(error: BaseException) -> str:
   'no such file'
 
   Args:
-    error: Of any class.
+    error: An exception of any class.
   """
   try:
     return str(error)
@@ -81,7 +81,7 @@ def named(error: BaseException) -> str:
   "KeyError: 'gold'"
 
   Args:
-    error: Of any class.
+    error: An exception of any class.
   """
   return f'{kind(error)}: {said(error)}'
 

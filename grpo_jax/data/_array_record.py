@@ -35,9 +35,10 @@ def array_record_source(
 
   Args:
     paths: One file or several.
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Returns:
     A `FileSource`.
@@ -48,10 +49,10 @@ def array_record_source(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
-  whole = tuple(os.path.abspath(path) for path in paths)
+  absolute = tuple(os.path.abspath(path) for path in paths)
   return _records.FileSource(
     ', '.join(repr(str(path)) for path in paths),
-    functools.partial(_rows, whole),
+    functools.partial(_rows, absolute),
     prompt_field,
     answer_field,
     last_turn,
@@ -136,9 +137,10 @@ def tfds_source(
       version, as in 'wiki/en:1.0.0'.
     split: Such as 'train', or a part of one, as in 'train[:90%]'.
     data_dir: Where the data was prepared; None for ~/tensorflow_datasets.
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Returns:
     A `FileSource`.

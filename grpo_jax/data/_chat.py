@@ -7,6 +7,7 @@ that the model was trained on, with its own marks for whose turn it is.
 """
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -101,20 +102,31 @@ def half_of_a_pair(value: Any) -> str:
   >>> half_of_a_pair([{'content': 'a' + chr(0xD83D)}])
   '\\ud83d'
   """
+  for text in leaves(value):
+    if isinstance(text, str):
+      try:
+        text.encode()  # ten times as fast as a search
+      except UnicodeEncodeError as error:
+        return text[error.start]
+  return ''
+
+
+def leaves(value: Any) -> Iterator[Any]:
+  """Every value in one that may hold others; names of fields are among them.
+
+  >>> [*leaves({'a': [1, (2,)]})]
+  [2, 1, 'a']
+  """
   # A loop, because the value may be nested as deeply as Python lets calls be.
   waiting = [value]
   while waiting:
     value = waiting.pop()
-    if isinstance(value, str):
-      try:
-        value.encode()  # ten times as fast as a search
-      except UnicodeEncodeError as error:
-        return value[error.start]
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
       waiting += [*value, *value.values()]
     elif isinstance(value, list | tuple):
       waiting += value
-  return ''
+    else:
+      yield value
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -125,7 +137,7 @@ def prompt_text(prompt: Prompt) -> str:
   'How much is 1+2?'
 
   Args:
-    prompt: see `prompt_problem`.
+    prompt: a text or a list of messages.
 
   Returns:
     The text itself; of messages the content of the last one by a user, or of

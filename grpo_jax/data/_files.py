@@ -116,13 +116,13 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 def fingerprint(paths: Sequence[str], parts: int = _PARTS) -> str:
   """A SHA-256 of the names, the sizes and the contents of files.
 
-  Of a file of more than 64 MiB, 16 MiB are read, so that a large data set costs
+  16 MiB of a file of more than 64 MiB are read, so that a large data set costs
   no more than a small one: parts of equal size, at equal distances from the
   head to the tail. A change that keeps the size and lies between these parts is
   not seen.
 
   Args:
-    paths: Of the files.
+    paths: The files, in order.
     parts: How many parts of a large file are read.
   """
   whole = hashlib.sha256()

@@ -1,7 +1,6 @@
 """The tokenizer of a model in a Hugging Face folder."""
 
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
@@ -123,12 +122,16 @@ def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
     )
   loaded = load_file(folder / 'tokenizer.json')
   # Older folders keep special tokens in a file of their own.
-  told = {}
+  fields = {}
   for name in ('special_tokens_map.json', 'tokenizer_config.json'):
     values = read_json(folder / name)
     _check_tokens(folder / name, values)
-    told |= values
-  tokens = dict(_named_tokens(told))
+    fields |= values
+  tokens = {
+    name: text
+    for name, token in fields.items()
+    if name.endswith('_token') and isinstance(text := _token_text(token), str)
+  }
   model = read_json(folder / 'config.json')
   generation = folder / 'generation_config.json'
   configs = [
@@ -142,9 +145,9 @@ def load_folder(path: str | os.PathLike[str], read_ends: bool = True) -> Loaded:
     eos_ids=_eos_ids(ids, configs, tokens, folder) if read_ends else (),
     pad_id=_pad_id(loaded.backend, configs, tokens),
     bos_ids=_bos_ids(
-      loaded.backend, told, ids.get(tokens.get('bos_token', ''))
+      loaded.backend, fields, ids.get(tokens.get('bos_token', ''))
     ),
-    chat_template=_chat_template(folder, told, tokens),
+    chat_template=_chat_template(folder, fields, tokens),
   )
 
 
@@ -154,7 +157,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return {}
   try:
     values = json.loads(path.read_text(encoding='utf-8'))
-  # Of what is no UTF-8 too, and of lists in lists, thousands of them.
+  # What is no UTF-8 raises it too; lists in lists, thousands, a RecursionError.
   except (ValueError, RecursionError) as error:
     raise ValueError(
       f'The file {str(path)!r} is no JSON ({error}); copy it again from where'
@@ -184,16 +187,15 @@ def _check_tokens(path: pathlib.Path, values: Mapping[str, Any]) -> None:
   """Raises a ValueError that names a field which holds something else."""
   for field in _SPECIAL:
     token = values.get(field)
-    text = token.get('content') if isinstance(token, dict) else token
-    if token is not None and not isinstance(text, str):
+    if token is not None and not isinstance(_token_text(token), str):
       raise _wrong(path, field, token, 'a text')
   adds = values.get('add_bos_token')
   if adds is not None and not isinstance(adds, bool):
     raise _wrong(path, 'add_bos_token', adds, 'true or false')
   template = values.get('chat_template')
   listed = template if isinstance(template, list) else []
-  whole = template is None or isinstance(template, str | list)
-  if not whole or not all(map(_is_template, listed)):
+  usable = template is None or isinstance(template, str | list)
+  if not usable or not all(map(_is_template, listed)):
     raise _wrong(
       path,
       'chat_template',
@@ -216,14 +218,9 @@ def _text_part(path: pathlib.Path, model: Mapping[str, Any]) -> dict[str, Any]:
   return part
 
 
-def _named_tokens(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-  """Special tokens by name: ('bos_token', '<s>')."""
-  for name, token in told.items():
-    if name.endswith('_token'):
-      # Written as a text, or as a dict that says how it is matched.
-      text = token.get('content') if isinstance(token, dict) else token
-      if isinstance(text, str):
-        yield name, text
+def _token_text(token: Any) -> Any:
+  """The text of a token, which may be a dict that says how it is matched."""
+  return token.get('content') if isinstance(token, dict) else token
 
 
 def _eos_ids(
@@ -286,22 +283,22 @@ def _pad_id(
 
 def _bos_ids(
   backend: 'tokenizers.Tokenizer',
-  told: Mapping[str, Any],
+  fields: Mapping[str, Any],
   bos_id: int | None,
 ) -> tuple[int, ...]:
-  if told.get('add_bos_token') is not None:
-    return (bos_id,) if told['add_bos_token'] and bos_id is not None else ()
+  if fields.get('add_bos_token') is not None:
+    return (bos_id,) if fields['add_bos_token'] and bos_id is not None else ()
   # The post-processor can only be run, not read.
   plain = backend.encode('a', add_special_tokens=False).ids
-  whole = backend.encode('a').ids
-  for place in range(len(whole)):
-    if whole[place : place + len(plain)] == plain:
-      return tuple(whole[:place])
+  ids = backend.encode('a').ids
+  for place in range(len(ids)):
+    if ids[place : place + len(plain)] == plain:
+      return tuple(ids[:place])
   return ()
 
 
 def _chat_template(
-  folder: pathlib.Path, told: Mapping[str, Any], tokens: Mapping[str, str]
+  folder: pathlib.Path, fields: Mapping[str, Any], tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
   path = folder / 'chat_template.jinja'
   if path.is_file():
@@ -312,7 +309,7 @@ def _chat_template(
         f'The file {str(path)!r} is no text in UTF-8 ({error}); copy it again'
         ' from where the model came from.'
       ) from error
-  source = told.get('chat_template')
+  source = fields.get('chat_template')
   if isinstance(source, list):
     named = {entry.get('name'): entry.get('template') for entry in source}
     source = named.get('default')

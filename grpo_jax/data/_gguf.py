@@ -159,7 +159,7 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   and eom_token_id (end of message).
 
   Args:
-    source: see `gguf_files.find`.
+    source: the path of the file, or 'package:NAME'.
 
   Returns:
     What the file says.

@@ -20,7 +20,7 @@ from grpo_jax.data import _files
 from grpo_jax.data import _records
 from grpo_jax.data import _views
 
-# Of a larger file some lines are checked when the source is made: checking all
+# Some lines of a larger file are checked when the source is made: checking all
 # of a million takes ten seconds, and finding where they begin half a second.
 _CHECKED_BYTES = 2**24
 _CHUNK_BYTES = 2**22  # read at once, which bounds the memory
@@ -51,9 +51,10 @@ def jsonl_source(
 
   Args:
     paths: One file or several.
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Returns:
     A `JsonlSource`, or several that are joined.
@@ -177,7 +178,7 @@ def _refuse_others(file: BinaryIO, name: str) -> None:
 
   Args:
     file: At its beginning, and left there.
-    name: Of the file, for the message.
+    name: What the message calls the file.
   """
   first = file.read(64)
   file.seek(0)

@@ -59,9 +59,10 @@ def parquet_source(
 
   Args:
     paths: One file or several.
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Returns:
     A `FileSource`.
@@ -72,10 +73,10 @@ def parquet_source(
   """
   if isinstance(paths, str | os.PathLike):
     paths = [paths]
-  whole = tuple(os.path.abspath(path) for path in paths)
+  absolute = tuple(os.path.abspath(path) for path in paths)
   return _records.FileSource(
     ', '.join(repr(str(path)) for path in paths),
-    functools.partial(_parquet_rows, whole),
+    functools.partial(_parquet_rows, absolute),
     prompt_field,
     answer_field,
     last_turn,
@@ -132,7 +133,7 @@ def _dictionaries(about: Any, whole: bool) -> list[str]:
     small = chunk.total_uncompressed_size <= most
     return bool(chunk.has_dictionary_page) and (small or not whole)
 
-  # Of a thousand row groups, asking each would take longer than decoding one.
+  # Asking each of a thousand row groups takes longer than decoding one.
   groups = _records.some_places(about.num_row_groups, _ASKED_GROUPS)
   found = []
   for place in range(about.num_columns):
@@ -238,7 +239,7 @@ class _RowGroups:
     self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
     self._lock = threading.Lock()
     self._files: dict[str, Any] = {}
-    # Of the files that were read last: their schema, and `_row_as_meant` of it.
+    # The schema of the files that were read last, and `_row_as_meant` of it.
     self._meant: tuple[Any, Any] | None = None
 
   def __len__(self) -> int:
@@ -288,7 +289,7 @@ def _written_out(paths: tuple[str, ...], changed: Any) -> _BatchRows:
   """The rows in temporary files, which have lost their names already.
 
   Args:
-    paths: Of the files.
+    paths: The files.
     changed: When they were; after a change they are written out anew.
   """
   del changed
@@ -346,9 +347,10 @@ def arrow_source(
   Args:
     folder: What `save_to_disk` was given, of a `Dataset` or a `DatasetDict`.
     split: The split of a `DatasetDict`, such as 'train'; None for a `Dataset`.
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Returns:
     A `FileSource`.

@@ -121,8 +121,8 @@ def epoch_rows(sources: Sequence[Any], weights: Sequence[float]) -> int:
   1204
 
   Args:
-    sources: see `mixture`.
-    weights: see `mixture`.
+    sources: those of the mixture.
+    weights: one positive number for each source.
 
   Returns:
     A number of rows.
@@ -218,8 +218,8 @@ def take_fitting(
   [{'prompt': 'a', 'index': 1}]
 
   Args:
-    dataset: See `take`.
-    start: See `take`.
+    dataset: A stream, or a finite source of dicts.
+    start: The first row that is looked at.
     count: How many rows are wanted.
     fits: Whether a row is taken; None: every row.
     within: How many rows are looked at, at most; None: all behind `start`.

@@ -4,7 +4,6 @@ import bisect
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import difflib
 import functools
 import importlib.metadata
 import json
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 
 PACKAGE = 'reasoning-gym'
@@ -57,8 +57,8 @@ class ReasoningGymSource:
       stands for values of some parameters.
     curriculum: Stages, such as ({'from': 0}, {'from': 2000, 'max_terms': 4}). A
       stage may name a level too.
-    **parameters: Of the task, as the package documents them. They win over what
-      a level says.
+    **parameters: Parameters of the task, as the package documents them. They
+      win over what a level says.
 
   Raises:
     ValueError: The package is missing or of another version; the task, the
@@ -86,25 +86,20 @@ class ReasoningGymSource:
     _check_number(task, 'seed', seed, 0, _MOST_SEED)
     self._task, self._size = task, size
     self._first = MOST_ITEMS * (2 * seed + list(_SIZES).index(split))
-    self._starts, self._stages = [], []
+    self._stages: dict[int, dict[str, Any]] = {}  # by where they begin
     if level is not None:
       parameters = {'level': level, **parameters}
-    for start, changed in _stages(task, curriculum):
-      parameters = {**parameters, **changed}
-      self._starts.append(start)
-      self._stages.append(_settled(task, parameters))
-      self._try(self._stages[-1])
-
-  def _try(self, stage: dict[str, Any]) -> None:
-    """Raises a ValueError if a stage does not give a first record."""
-    try:
-      self._record(0, stage)
-    except Exception as error:  # whatever a program for problems may raise
-      raise ValueError(
-        f'The source {_name(self._task)} was given {stage!r:.200}, with which'
-        f' {PACKAGE} cannot make a problem ({plain_text.named(error)});'
-        ' correct these parameters.'
-      ) from error
+    for start, changes in _stages(task, curriculum).items():
+      parameters = {**parameters, **changes}
+      self._stages[start] = stage = _stage_parameters(task, parameters)
+      try:
+        self._record(0, stage)
+      except Exception as error:  # whatever a program for problems may raise
+        raise ValueError(
+          f'The source {_name(task)} was given {stage!r:.200}, with which'
+          f' {PACKAGE} cannot make a problem ({plain_text.named(error)});'
+          ' correct these parameters.'
+        ) from error
 
   def __repr__(self) -> str:
     return f'ReasoningGymSource({self._task!r}, {self._size} records)'
@@ -115,10 +110,10 @@ class ReasoningGymSource:
   @property
   def starts(self) -> tuple[int, ...]:
     """How many records are drawn before each stage."""
-    return tuple(self._starts)
+    return tuple(self._stages)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    return self._record(index, self._stages[-1])
+    return self._record(index, self._stages[self.starts[-1]])
 
   def drawn(self, index: int, number: int) -> dict[str, Any]:
     """A record in the stage that is due.
@@ -135,7 +130,8 @@ class ReasoningGymSource:
 
   def stage(self, number: int) -> dict[str, Any]:
     """The parameters that are due after a number of records was drawn."""
-    return self._stages[bisect.bisect_right(self._starts, number) - 1]
+    due = bisect.bisect_right(self.starts, number) - 1
+    return self._stages[self.starts[due]]
 
   def _record(self, index: int, stage: dict[str, Any]) -> dict[str, Any]:
     index = range(self._size)[index]  # raises IndexError past the end
@@ -256,8 +252,8 @@ def _check_fit(task: str) -> None:
   tasks = fitness()['tasks']
   if task not in tasks:
     raise ValueError(
-      f'{PACKAGE} has no task {task!r}{_nearest(task, tasks)}; pass one of'
-      ' those that grpo_jax/data/README.md lists.'
+      f'{PACKAGE} has no task {task!r}{importing.nearest(task, tasks)}; pass'
+      ' one of those that grpo_jax/data/README.md lists.'
     )
   if reason := tasks[task]['refused']:
     raise ValueError(
@@ -269,43 +265,39 @@ def _check_fit(task: str) -> None:
 
 def _stages(
   task: str, curriculum: Sequence[Mapping[str, Any]]
-) -> list[tuple[int, dict[str, Any]]]:
-  """Where each stage begins, and what it changes."""
-  stages, before = [], -1
+) -> dict[int, dict[str, Any]]:
+  """What each stage changes, by where it begins."""
+  stages: dict[int, dict[str, Any]] = {}
   for stage in curriculum or ({'from': 0},):
     start = stage.get('from') if isinstance(stage, Mapping) else None
-    if (
-      not isinstance(start, int)
-      or isinstance(start, bool)
-      or start <= before
-      or (start and not stages)
+    if type(start) is not int or (
+      start <= max(stages) if stages else start != 0
     ):
       raise ValueError(
         f'The curriculum of {_name(task)} has the stage {stage!r:.80}, but each'
         " is a dict with 'from', the number of prompts drawn before it: 0 in"
         ' the first stage, and more in each that follows.'
       )
-    before = start
-    stages.append((start, {k: v for k, v in stage.items() if k != 'from'}))
+    stages[start] = {k: v for k, v in stage.items() if k != 'from'}
   return stages
 
 
-def _settled(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _stage_parameters(task: str, own: Mapping[str, Any]) -> dict[str, Any]:
   """The parameters that the package takes, with those of a level among them."""
   library = _library()
   settings = library.DATASETS[task][1]
   fields = {one.name for one in dataclasses.fields(settings)} - {*_OURS}
-  parameters = {key: one for key, one in given.items() if key != 'level'}
+  parameters = {key: one for key, one in own.items() if key != 'level'}
   for key in parameters:
     if key not in fields:
       raise ValueError(
         f'The source {_name(task)} takes no {key!r}'
-        f'{_nearest(key, [*fields, *_OURS])}; its parameters are'
+        f'{importing.nearest(key, [*fields, *_OURS])}; its parameters are'
         f' {sorted(fields)}, besides {", ".join(_OURS)}.'
       )
   try:
-    if 'level' in given:
-      parameters = {**_of_level(task, given['level']), **parameters}
+    if 'level' in own:
+      parameters = {**_level_parameters(task, own['level']), **parameters}
     stage = plain(parameters)
     # Before a dataset is made, because one of codeio changes all others.
     _check_parameters(task, stage)
@@ -339,7 +331,7 @@ class _Refused(ValueError):
   """An error whose message is for a person already."""
 
 
-def _of_level(task: str, level: Any) -> dict[str, Any]:
+def _level_parameters(task: str, level: Any) -> dict[str, Any]:
   """What a level of the package's own curriculum changes."""
   library = _library()
   if not library.has_curriculum(task):
@@ -349,8 +341,7 @@ def _of_level(task: str, level: Any) -> dict[str, Any]:
     )
   curriculum = library.create_curriculum(task)
   number = max(len(one.levels) for one in curriculum.attributes.values())
-  whole = isinstance(level, int) and not isinstance(level, bool)
-  if not whole or not 0 <= level < number:
+  if type(level) is not int or not 0 <= level < number:
     raise _Refused(
       f'The source {_name(task)} was given the level {level!r}, but its levels'
       f' are 0 to {number - 1}; pass one of these.'
@@ -369,8 +360,7 @@ def _of_level(task: str, level: Any) -> dict[str, Any]:
 def _check_number(
   task: str, name: str, value: Any, least: int, most: int
 ) -> None:
-  whole = isinstance(value, int) and not isinstance(value, bool)
-  if not whole or not least <= value <= most:
+  if type(value) is not int or not least <= value <= most:
     raise ValueError(
       f'{name} of the source {_name(task)} is {value!r}, but a whole number'
       f' from {least:,} to {most:,} is required; pass one.'
@@ -379,8 +369,3 @@ def _check_number(
 
 def _name(task: str) -> str:
   return repr(f'reasoning_gym:{task}')
-
-
-def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-  matches = difflib.get_close_matches(name, known, n=1)
-  return f' (did you mean {matches[0]!r}?)' if matches else ''

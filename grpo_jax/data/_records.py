@@ -20,6 +20,7 @@ import numpy as np
 from grpo_jax.config import plain_text
 from grpo_jax.data import _views
 from grpo_jax.data._chat import half_of_a_pair
+from grpo_jax.data._chat import leaves
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._tokenizer import Tokenizer
 
@@ -39,15 +40,16 @@ def checked(
   """A record with its prompt and its answer, or an error that names it.
 
   Args:
-    record: As the file has it.
+    record: What the file holds.
     where: How the message names the record, as in "Line 3 of 'a.jsonl'".
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Returns:
     A new dict: the record, 'prompt', and 'answer' if there is a field for it.
-    Of a chat that ends with the assistant see `without_last_turn`.
+    `without_last_turn` says what becomes of a last turn by the assistant.
 
   Raises:
     ValueError: A field is missing, or holds what cannot be used there.
@@ -104,7 +106,7 @@ def value_of(record: Mapping[str, Any], field: str) -> Any:
   72
 
   Args:
-    record: As the file has it.
+    record: What the file holds.
     field: A name, or several with points between.
 
   Returns:
@@ -122,7 +124,7 @@ def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:
 
   Args:
     text: JSON in UTF-8.
-    where: See `checked`.
+    where: How the message names the record.
     field: One that it should have, for the message.
 
   Raises:
@@ -160,15 +162,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_finite(value: Any) -> float | None:
   """A number in a value that is NaN or infinite; None if it has none."""
-  # A loop, because the value may be nested as deeply as Python lets calls be.
-  waiting = [value]
-  while waiting:
-    value = waiting.pop()
-    if isinstance(value, dict | list):
-      waiting += value.values() if isinstance(value, dict) else value
-    elif isinstance(value, float) and not math.isfinite(value):
-      return value
-  return None
+  floats = (one for one in leaves(value) if isinstance(one, float))
+  return next((one for one in floats if not math.isfinite(one)), None)
 
 
 def some_places(length: int, most: int) -> list[int]:
@@ -205,9 +200,10 @@ class FileSource:
   Args:
     what: How messages name the source, as in "the file 'a.parquet'".
     open_rows: Opens the files; can be pickled.
-    prompt_field: See `JsonlSource`.
-    answer_field: See `JsonlSource`.
-    last_turn: See `JsonlSource`.
+    prompt_field: The field that holds the prompt.
+    answer_field: The field that holds the answer; None if none is needed.
+    last_turn: Whether a last turn by the assistant is the 'answer', or stays as
+      a 'prefill' of the completion.
 
   Raises:
     ValueError: There are no records, or one of them cannot be used; the message
@@ -298,7 +294,7 @@ def prompt_ids(tokenizer: Tokenizer, record: Mapping[str, Any]) -> list[int]:
   """The token ids of a record's prompt, at least one.
 
   Args:
-    tokenizer: Of the run, with its prompt format.
+    tokenizer: The tokenizer of the run, with its prompt format.
     record: With 'prompt'.
 
   Raises:
@@ -327,7 +323,7 @@ def row_name(source: Any, place: int, name: str) -> str:
   Args:
     source: An object with a length and items.
     place: From 0.
-    name: Of a source that is in no file.
+    name: What a source that is in no file is called.
   """
   while isinstance(
     source, _views.WithoutLastTurns | _views.Stage | _views.Joined

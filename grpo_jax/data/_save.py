@@ -44,12 +44,12 @@ def save_tokenizer(
   ):
     if ids and name not in named:
       named[name] = str(tokenizer.backend.id_to_token(ids[0]))
-  told = {
+  fields = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'clean_up_tokenization_spaces': False,  # it would change decoded texts
     **named,
   }
-  _write(folder / 'tokenizer_config.json', told)
+  _write(folder / 'tokenizer_config.json', fields)
   if template:
     path = folder / 'chat_template.jinja'
     path.write_text(template.source, encoding='utf-8')
@@ -63,7 +63,7 @@ def save_ends(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> None:
 
   Args:
     tokenizer: whose end tokens a model was trained with.
-    folder: of the model.
+    folder: where the files of the model lie.
   """
   path = pathlib.Path(folder) / 'generation_config.json'
   values = _folder.read_json(path)

@@ -78,11 +78,35 @@ class ArithmeticSource:
 
 @dataclasses.dataclass(frozen=True)
 class ArithmeticDemonstrations:
-  """The source that `arithmetic_demonstrations` returns."""
+  """Demonstrations for the supervised warm-up, most of which forget the carry.
+
+  A demonstration without carries adds the tens and the units apart, both modulo
+  10: 47+85 gives 22, and 05+03 gives 8. It is right for 0.30 of the pairs,
+  those whose sum has no carry. A model that is trained on such answers and some
+  right ones stops near this accuracy. So reinforcement learning begins with a
+  model that gives right answers sometimes, and has something to teach it: the
+  carry.
+
+  Draw i is a function of (seed, i) alone. It chooses a pair and whether to drop
+  its carries, so one pair is shown both ways.
+
+  >>> demonstrations = arithmetic_demonstrations(num_draws=3)
+  >>> len(demonstrations), demonstrations[1] == demonstrations[1]
+  (3, True)
+
+  Args:
+    num_draws: how many demonstrations there are: the number of warm-up steps
+      times the examples of each.
+    carry_free_share: the share of demonstrations without carries, in [0, 1].
+    seed: at least 0 and below 2**64.
+
+  Raises:
+    ValueError: an argument is outside its range.
+  """
 
   num_draws: int
-  carry_free_share: float
-  seed: int
+  carry_free_share: float = 0.7
+  seed: int = 0
 
   def __post_init__(self):
     if self.num_draws < 1:
@@ -117,38 +141,7 @@ class ArithmeticDemonstrations:
     return _record(pairs[int(words[0]) % len(pairs)], drop_carries)
 
 
-def arithmetic_demonstrations(
-  num_draws: int, carry_free_share: float = 0.7, seed: int = 0
-) -> ArithmeticDemonstrations:
-  """Demonstrations for the supervised warm-up, most of which forget the carry.
-
-  A demonstration without carries adds the tens and the units apart, both modulo
-  10: 47+85 gives 22, and 05+03 gives 8. It is right for 0.30 of the pairs,
-  those whose sum has no carry. A model that is trained on such answers and some
-  right ones stops near this accuracy. So reinforcement learning begins with a
-  model that gives right answers sometimes, and has something to teach it: the
-  carry.
-
-  Draw i is a function of (seed, i) alone. It chooses a pair and whether to drop
-  its carries, so one pair is shown both ways.
-
-  >>> demonstrations = arithmetic_demonstrations(num_draws=3)
-  >>> len(demonstrations), demonstrations[1] == demonstrations[1]
-  (3, True)
-
-  Args:
-    num_draws: how many demonstrations there are: the number of warm-up steps
-      times the examples of each.
-    carry_free_share: the share of demonstrations without carries, in [0, 1].
-    seed: at least 0 and below 2**64.
-
-  Returns:
-    A source of `num_draws` records with 'prompt' and 'answer'.
-
-  Raises:
-    ValueError: an argument is outside its range.
-  """
-  return ArithmeticDemonstrations(num_draws, carry_free_share, seed)
+arithmetic_demonstrations = ArithmeticDemonstrations
 
 
 @dataclasses.dataclass(frozen=True)

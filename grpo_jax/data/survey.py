@@ -1,9 +1,8 @@
 """What there is to say of the data of a run: lengths, duplicates, faults.
 
 A part is one source of a config, or one stage of its curriculum. Up to a number
-of records of each part are read, chosen at random. Of a record no more is kept
-than its place, the length of its prompt and three hashes, 36 bytes together, so
-a million records are no burden.
+of records of each part are read, chosen at random. A record leaves a `ROW`
+of 44 bytes, so a million records are no burden.
 """
 
 import bisect
@@ -35,7 +34,20 @@ _EXAMPLES = 3  # of duplicates of one kind, and of places of one reason
 _MOST_REASONS = 10
 _MOST_ROWS = 16  # of a histogram, about
 _OWN = re.compile(r"'[^']*'|[0-9]+")  # what a reason says of one record
-_EXACT, _LOOSE, _ANSWER = range(3)  # columns of `Read.hashes`
+
+ROW = np.dtype(
+  [
+    ('part', 'O'),  # a `Part`
+    ('place', 'i8'),  # in the source of the part
+    ('tokens', 'i4'),  # of the prompt; -1 where it cannot be encoded
+    # Hashes: of the prompt; of the prompt but for white space and case; of the
+    # answer. All are 0 for a record without a prompt.
+    ('exact', 'u8'),
+    ('loose', 'u8'),
+    ('answer', 'u8'),
+  ]
+)
+"""What is kept of a record."""
 
 Tell = Callable[[str, int, int], None]
 """Is called with a part's name, and how many of how many records are read."""
@@ -74,22 +86,19 @@ class Unusable(NamedTuple):
 
 
 class Read(NamedTuple):
-  """What was read of a part, by record."""
+  """What was read of a part."""
 
   part: Part
   records: int  # in the part, read or not
-  places: np.ndarray  # i64[N]
-  tokens: np.ndarray  # i32[N], of the prompt; -1 where it cannot be encoded
-  # u64[N,3]: of the prompt; of the prompt but for white space and case; of the
-  # answer. All are 0 for a record without a prompt.
-  hashes: np.ndarray
+  rows: np.ndarray  # ROW[N], one for each record that was read
   unusable: tuple[Unusable, ...] = ()
   last_turns: Mapping[str, int] = {}  # how many chats, by `LAST_TURNS`
 
   @property
   def lengths(self) -> np.ndarray:
-    """Of the prompts that can be encoded."""
-    return self.tokens[self.tokens >= 0]
+    """Tokens of the prompts that can be encoded, i32[N]."""
+    tokens = self.rows['tokens']
+    return tokens[tokens >= 0]
 
 
 class Shown(NamedTuple):
@@ -136,7 +145,7 @@ class Survey(NamedTuple):
 
   @property
   def lengths(self) -> dict[str, np.ndarray]:
-    """Of the prompts that can be encoded, [N], by split."""
+    """Tokens of the prompts that can be encoded, i32[N], by split."""
     return {
       split: np.concatenate([read.lengths for read in self.of(split)])
       for split in ('train', 'heldout')
@@ -192,7 +201,7 @@ class Reader:
   """Looks at records as a run would.
 
   Attributes:
-    tokenizer: Of the run, with its prompt format.
+    tokenizer: The tokenizer of the run, with its prompt format.
     widths: Of prompts, in tokens, ascending; () if not known.
     judges: Verifiers and their arguments. They are tried on an empty
       completion, which tells whether the reference of a record can be used.
@@ -224,18 +233,20 @@ class Reader:
       tell: Is called before every record.
     """
     places = _places(len(part.source), most)
-    tokens = np.full(len(places), -1, np.int32)
-    hashes = np.zeros((len(places), 3), np.uint64)
+    rows: Any = np.zeros(len(places), ROW)
+    rows['place'], rows['tokens'] = places, -1
     unusable: dict[str, Unusable] = {}
     ends: collections.Counter[str] = collections.Counter()
-    for row, place in enumerate(places):
-      tell(part.title, row, len(places))
+    for number, row in enumerate(rows):
+      place = int(row['place'])
+      tell(part.title, number, len(places))
+      row['part'] = part
       try:
-        record = data.row_at(part.source, int(place))
-        hashes[row] = _hashes(record)
+        record = data.row_at(part.source, place)
+        row['exact'], row['loose'], row['answer'] = _hashes(record)
         ends[_last_turn(record)] += 1
-        tokens[row] = len(data.prompt_ids(self.tokenizer, record))
-        self._check(record, int(tokens[row]))
+        row['tokens'] = len(data.prompt_ids(self.tokenizer, record))
+        self._check(record, int(row['tokens']))
       except ValueError as error:
         reason = plain_text.said(error)
         # Those that differ in a number or in what they quote are one.
@@ -243,14 +254,12 @@ class Reader:
         if kind not in unusable and len(unusable) >= _MOST_REASONS:
           kind = reason = 'other reasons'
         found = unusable.get(kind, Unusable(reason, 0, ()))
-        first = (*found.first, int(place))[:_EXAMPLES]
+        first = (*found.first, place)[:_EXAMPLES]
         unusable[kind] = Unusable(found.reason, found.records + 1, first)
     return Read(
       part,
       len(part.source),
-      places,
-      tokens,
-      hashes,
+      rows,
       tuple(unusable.values()),
       {name: ends[name] for name in LAST_TURNS},
     )
@@ -290,7 +299,7 @@ def survey(
     trained: Name, records and weight of each source to train on.
     heldout: Name and records of each source that is held out.
     drawn: Prompts that the run draws.
-    seed: Of the run.
+    seed: The seed of the run.
     show: How many prompts to show of each split.
     most: How many records to read of each part; 0 for all.
     tell: Is called before every record.
@@ -324,9 +333,9 @@ def _stages(name: str, source: Any, share: float, drawn: int) -> list[Part]:
   """A source to train on, in the stages of its curriculum.
 
   Args:
-    name: Of the source.
+    name: What the source is called.
     source: The records.
-    share: Of this source, of all prompts.
+    share: The part of all prompts that comes from it.
     drawn: All prompts that the run draws.
   """
   stages = data.stages(source)
@@ -371,28 +380,25 @@ def duplicates(
     earlier: Where to look for the first of each pair; nothing for `reads`
       themselves, in which the first of each prompt is no duplicate.
   """
-  later, places = _with_prompts(reads)
-  before, places_before = _with_prompts(earlier or reads)
+  later, before = _with_prompts(reads), _with_prompts(earlier or reads)
   counts, examples = [], []
-  for kind in (_EXACT, _LOOSE):
+  for kind in ('exact', 'loose'):
     # A 0 before them, which is no hash, so that there is one in any case.
-    every = np.concatenate([[np.uint64(0)], before[:, kind]])
+    every = np.concatenate([[np.uint64(0)], before[kind]])
     hashes, firsts = np.unique(every, return_index=True)
-    found = np.searchsorted(hashes, later[:, kind]) % len(hashes)
+    found = np.searchsorted(hashes, later[kind]) % len(hashes)
     first = firsts[found] - 1
-    is_repeated = hashes[found] == later[:, kind]
+    is_repeated = hashes[found] == later[kind]
     if not earlier:
       is_repeated &= first != np.arange(len(later))
-    rows = np.nonzero(is_repeated)[0]
-    counts.append(len(rows))
-    if kind == _LOOSE:  # the exact ones are among them, and shown already
-      rows = rows[later[rows, _EXACT] != before[first[rows], _EXACT]]
+    pairs = before[first[is_repeated]], later[is_repeated]
+    counts.append(len(pairs[0]))
+    if kind == 'loose':  # the exact ones are among them, and shown already
+      differ = pairs[0]['exact'] != pairs[1]['exact']
+      pairs = pairs[0][differ], pairs[1][differ]
     examples += [
-      (
-        _place(earlier or reads, places_before[first[row]]),
-        _place(reads, places[row]),
-      )
-      for row in rows[:_EXAMPLES]
+      tuple(Place(row['part'], int(row['place'])) for row in pair)
+      for pair in zip(pairs[0][:_EXAMPLES], pairs[1][:_EXAMPLES], strict=True)
     ]
   exact, loose = counts
   return Duplicates(exact, loose, tuple(examples))
@@ -400,29 +406,19 @@ def duplicates(
 
 def contradictions(reads: Sequence[Read]) -> int:
   """How many prompts come with answers that differ from one another."""
-  hashes, _ = _with_prompts(reads)
-  exact = hashes[:, _EXACT]
+  rows = _with_prompts(reads)
+  exact = rows['exact']
   # A prompt and an answer in one number; odd, so that no bits are lost.
-  both = exact + hashes[:, _ANSWER] * np.uint64(0x9E3779B97F4A7C15)
+  both = exact + rows['answer'] * np.uint64(0x9E3779B97F4A7C15)
   _, at = np.unique(both, return_index=True)
   _, counts = np.unique(exact[at], return_counts=True)
   return int(np.sum(counts > 1))
 
 
-def _with_prompts(reads: Sequence[Read]) -> tuple[np.ndarray, np.ndarray]:
-  """Of all records with a prompt: u64[N,3], and i64[N,2] for `_place`."""
-  hashes, places = [np.zeros((0, 3), np.uint64)], [np.zeros((0, 2), np.int64)]
-  for number, read in enumerate(reads):
-    rows = np.flatnonzero(read.hashes[:, _EXACT])
-    hashes.append(read.hashes[rows])
-    numbers = np.full_like(rows, number)
-    places.append(np.stack([numbers, read.places[rows]], axis=1))
-  return np.concatenate(hashes), np.concatenate(places)
-
-
-def _place(reads: Sequence[Read], row: np.ndarray) -> Place:
-  number, place = map(int, row)
-  return Place(reads[number].part, place)
+def _with_prompts(reads: Sequence[Read]) -> np.ndarray:
+  """The rows of all records with a prompt, ROW[N]."""
+  rows = np.concatenate([np.zeros(0, ROW), *(read.rows for read in reads)])
+  return rows[rows['exact'] != 0]
 
 
 def _last_turn(record: Mapping[str, Any]) -> str:
@@ -448,7 +444,7 @@ def _places(number: int, most: int) -> np.ndarray:
 
 
 def _hashes(record: Mapping[str, Any]) -> tuple[int, int, int]:
-  """Of the prompt, of the prompt without its form, and of the answer."""
+  """Hashes of the prompt, of the prompt without its form, of the answer."""
   prompt = record['prompt']
   if not isinstance(prompt, str):
     # Zeros are no white space, so that roles stay apart in the second hash.

@@ -29,28 +29,46 @@ from grpo_jax.config import plain_text
 _SPLITS = ('train', 'test')
 
 
-class Gsm8k(tfds.core.GeneratorBasedBuilder):
+class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """Records of files that the authors have written."""
+
+  VERSION = tfds.core.Version('1.0.0')
+  FIELDS: tuple[str, ...] = ()  # each a text
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    """Fields of text; the order of the files stays."""
+    features = {name: tfds.features.Text() for name in self.FIELDS}
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description=self.__doc__,
+      features=tfds.features.FeaturesDict(features),
+      disable_shuffling=True,
+    )
+
+  def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[Any]]:
+    folder = pathlib.Path(dl_manager.manual_dir)
+    return {
+      split: enumerate(self._generate_examples(folder, split))
+      for split in _SPLITS
+    }
+
+
+class Gsm8k(_Builder):
   """Word problems of grade school mathematics, with their solutions.
 
   Cobbe et al., Training Verifiers to Solve Math Word Problems,
   https://arxiv.org/abs/2110.14168. The answer ends in '####' and the number.
   """
 
-  VERSION = tfds.core.Version('1.0.0')
   MANUAL_DOWNLOAD_INSTRUCTIONS = 'Give the folder of train.jsonl, test.jsonl.'
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    return _info(self, ('question', 'answer'))
-
-  def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[Any]]:
-    return _generators(self, dl_manager)
+  FIELDS = 'question', 'answer'
 
   def _generate_examples(self, folder: pathlib.Path, split: str):
     for where, record in _lines(folder / f'{split}.jsonl'):
-      yield _fields(where, record, ('question', 'answer'))
+      yield _fields(where, record, self.FIELDS)
 
 
-class Math(tfds.core.GeneratorBasedBuilder):
+class Math(_Builder):
   """Problems of mathematics competitions, with their solutions.
 
   Hendrycks et al., Measuring Mathematical Problem Solving With the MATH
@@ -58,17 +76,11 @@ class Math(tfds.core.GeneratorBasedBuilder):
   its last box.
   """
 
-  VERSION = tfds.core.Version('1.0.0')
   MANUAL_DOWNLOAD_INSTRUCTIONS = (
     'Give the folder of train/SUBJECT/NUMBER.json and test/SUBJECT/NUMBER.json,'
     ' or of train.jsonl and test.jsonl.'
   )
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    return _info(self, ('problem', 'solution', 'level', 'type'))
-
-  def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[Any]]:
-    return _generators(self, dl_manager)
+  FIELDS = 'problem', 'solution', 'level', 'type'
 
   def _generate_examples(self, folder: pathlib.Path, split: str):
     records = _lines(folder / f'{split}.jsonl')
@@ -129,25 +141,6 @@ def build(
   )
   return {
     split: about.num_examples for split, about in builder.info.splits.items()
-  }
-
-
-def _info(builder: Any, names: tuple[str, ...]) -> tfds.core.DatasetInfo:
-  """Fields of text; the order of the files stays."""
-  features = {name: tfds.features.Text() for name in names}
-  return tfds.core.DatasetInfo(
-    builder=builder,
-    description=builder.__doc__,
-    features=tfds.features.FeaturesDict(features),
-    disable_shuffling=True,
-  )
-
-
-def _generators(builder: Any, dl_manager: Any) -> dict[str, Iterator[Any]]:
-  folder = pathlib.Path(dl_manager.manual_dir)
-  return {
-    split: enumerate(builder._generate_examples(folder, split))
-    for split in _SPLITS
   }
 
 

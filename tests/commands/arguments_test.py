@@ -9,7 +9,7 @@ import pytest
 from grpo_jax import config as config_lib
 from grpo_jax.commands import arguments
 from grpo_jax.commands import options
-from grpo_jax.commands import refusals
+from grpo_jax.commands import printing
 from grpo_jax.commands import table
 from grpo_jax.config import load
 from tests.cli import environment
@@ -303,5 +303,5 @@ def test_a_file_of_flags_is_refused_whether_it_is_there_or_not():
 
 def test_an_output_that_is_not_full_is_written():
   written = io.StringIO()
-  print('a', file=refusals.Output(written), flush=True)
+  print('a', file=printing.Output(written), flush=True)
   assert written.getvalue() == 'a\n'

@@ -154,10 +154,9 @@ def test_the_histogram_holds_every_prompt_once(found):
 )
 def test_histograms_are_short(lengths, rows):
   part = Part('x', 'train', [], 1.0)
-  one = survey.Read(
-    part, len(lengths), np.arange(len(lengths)), np.array(lengths, np.int32),
-    np.zeros((len(lengths), 3), np.uint64),
-  )  # fmt: skip
+  read = np.zeros(len(lengths), survey.ROW)
+  read['tokens'] = lengths
+  one = survey.Read(part, len(lengths), read)
   surveyed = survey.Survey((one,), (), (6, 100, 1000), {}, 1)
   found = surveyed.histogram()
   assert found[0].first == min(lengths) and found[-1].last == max(lengths)
@@ -294,7 +293,7 @@ def test_every_stage_of_a_curriculum_is_read(monkeypatch):
   assert [read.part.stage for read in found.reads] == [0, 3, 100]
   # Of ten prompts three are drawn in the first stage.
   assert [read.part.share for read in found.reads] == [0.3, 0.7, 0]
-  assert [read.tokens.max() for read in found.reads] == [4, 4, 6]
+  assert [read.rows['tokens'].max() for read in found.reads] == [4, 4, 6]
   report = data_example.printed(found)
   assert [f'counts from {n} ' in report for n in (0, 3, 100)] == [True] * 3
   stages = [one.place.part.stage for one in found.prompts]

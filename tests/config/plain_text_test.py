@@ -18,7 +18,6 @@ from grpo_jax.commands import convert
 from grpo_jax.commands import doctor
 from grpo_jax.commands import main
 from grpo_jax.commands import printing
-from grpo_jax.commands import refusals
 from grpo_jax.commands import report
 from grpo_jax.commands import train
 from grpo_jax.config import plain_text
@@ -99,7 +98,7 @@ def test_every_way_from_an_exception_to_a_text_holds(kind):
   ):
     assert told and isinstance(told, str)
   assert _worker._failure(SystemExit(Unsayable())).startswith('exit a Unsay')
-  sentence = refusals.sentence(error)
+  sentence = printing.sentence(error)
   assert bool(sentence) == isinstance(error, ValueError)
 
 

@@ -70,7 +70,21 @@ def test_every_reason_has_its_places():
   for places, reason in words.items():
     assert reason in reasons[places]
   assert [why.records for why in got.unusable if why.first == (7, 8)] == [2]
-  assert got.tokens.tolist() == [4, -1, -1, -1, -1, -1, -1, 9, 8, 1, 1, -1, 7]
+  assert got.rows['tokens'].tolist() == [
+    4,
+    -1,
+    -1,
+    -1,
+    -1,
+    -1,
+    -1,
+    9,
+    8,
+    1,
+    1,
+    -1,
+    7,
+  ]
 
 
 def test_many_reasons_are_counted_together():
@@ -152,14 +166,14 @@ def test_answers_that_differ_are_counted_by_prompt():
 
 def test_a_sample_is_random_and_always_the_same():
   got = read(ArithmeticSource('train'), most=100)
-  assert (got.records, len(got.places)) == (9000, 100)
-  assert (np.diff(got.places) > 0).all()
+  assert (got.records, len(got.rows)) == (9000, 100)
+  assert (np.diff(got.rows['place']) > 0).all()
   assert np.array_equal(
-    got.places, read(ArithmeticSource('train'), most=100).places
+    got.rows['place'], read(ArithmeticSource('train'), most=100).rows['place']
   )
   # Of records in an order, no part is left out and no period is kept.
-  assert np.histogram(got.places, 9, (0, 9000))[0].min() >= 4
-  assert len({*np.diff(got.places).tolist()}) > 50
+  assert np.histogram(got.rows['place'], 9, (0, 9000))[0].min() >= 4
+  assert len({*np.diff(got.rows['place']).tolist()}) > 50
 
 
 class Endless:
