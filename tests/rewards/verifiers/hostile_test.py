@@ -121,13 +121,17 @@ def test_usual_powers_are_parsed(reader, usual):
 
 
 @golden_test.needs('math_equivalence')
-def test_mathematics_needs_no_signals():
+def test_mathematics_needs_no_signals(monkeypatch):
+  """The time limits of math-verify itself, which are alarms, are off."""
   before = signal.getsignal(signal.SIGALRM)
+  right = rewards.math_equivalence, '', '\\boxed{0.7}', {'answer': '7/10'}
   with futures.ThreadPoolExecutor(1) as executor:  # has no signals
-    call = executor.submit(
-      rewards.math_equivalence, '', '\\boxed{0.7}', {'answer': '7/10'}
-    )
-    assert call.result() == 1
+    assert executor.submit(*right).result() == 1
+  alarms = []
+  monkeypatch.setattr(signal, 'alarm', alarms.append)
+  monkeypatch.setattr(signal, 'setitimer', lambda *of: alarms.append(of))
+  mathematics._parsed.cache_clear()
+  assert right[0](*right[1:]) == 1 and alarms == []
   assert signal.getsignal(signal.SIGALRM) is before
 
 
