@@ -71,8 +71,8 @@ def shared_programs():
       owner, name, lambda *args, **options: made(real, *args, **options)
     )
 
-  def updater(real, run, *optimizer):
-    update = real(run, *optimizer)
+  def updater(real, run, frozen, *optimizer):
+    update = real(run, frozen, *optimizer)
     if not optimizer:
       key = real.__name__, *_key(run, real.__name__ == 'warm_up_updater')
       _, first = _kept.setdefault(key, (run, update))

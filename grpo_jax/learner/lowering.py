@@ -58,7 +58,10 @@ def lowering(
     nothing = jnp.asarray(np.zeros(shape, np.float32))
     return jax.tree.map(lambda _: nothing, compiled.score.eval_shape(*args))
 
-  # What the method reads must be there; its values do not matter.
+  # What the method reads must be there; its values do not matter. Tokens of an
+  # earlier policy alone would not be scored.
+  version = np.full(shape, step, np.int32)
+  example = example._replace(batch=example.batch._replace(version=version))
   batch, _ = policies.with_policies(
     learner, spec, state, example, step, unscored
   )

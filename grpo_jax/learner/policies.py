@@ -101,6 +101,12 @@ def with_policies(
   if spec.anchor == 'sampler':
     batch = batch._replace(logp_old=batch.logp_sampler)
 
+  sampler = batch.logp_sampler
+  if sampler is not None:
+    # Scored log-probabilities are of the whole policy; the sampler's are of
+    # what top-k, top-p and min-p have left.
+    sampler = sampler + extras.get('log_kept', 0)
+
   # The sampler's for tokens that an earlier policy drew: it is gone.
   def by_age(scored, sampler):
     if not spec.stale or sampler is None:
@@ -108,6 +114,9 @@ def with_policies(
     return jnp.where(fresh, scored, sampler)
 
   with_entropy, anchored = 'entropy_old' in requires, scores_old(learner, spec)
+  if anchored and spec.stale and sampler is not None and not fresh.any():
+    # Earlier policies drew every token, so a score would not be read.
+    anchored, batch = False, batch._replace(logp_old=sampler)
   scored = anchored or (with_entropy and batch.entropy_old is None)
   if scored:
     old = score(state.params, with_entropy)
@@ -115,11 +124,6 @@ def with_policies(
       entropy = by_age(old.entropy, batch.entropy_old)
       batch = batch._replace(entropy_old=entropy)
     if anchored:
-      sampler = batch.logp_sampler
-      if sampler is not None:
-        # Scored log-probabilities are of the whole policy; the sampler's are of
-        # what top-k, top-p and min-p have left.
-        sampler = sampler + extras.get('log_kept', 0)
       batch = batch._replace(logp_old=by_age(old.logp, sampler))
   if learner.with_reference:
     batch = batch._replace(logp_ref=score(state.reference).logp)

@@ -45,14 +45,14 @@ class Updater:
     layout: How completions are laid out, before the first rollout has decided
       what it leaves open.
     frozen: Parameters of the model that no update changes, such as the weights
-      beside adapters: arrays, or their shapes, dtypes and shardings where
-      nothing is computed yet. None: there are none.
+      beside adapters; None: there are none. Where programs are only lowered,
+      shapes, dtypes and shardings will do.
   """
 
   compiled: Compiled
   spec: UpdateSpec
   layout: LayoutSpec
-  frozen: Any = None
+  frozen: Any
 
   def joined(self, params: Any) -> Any:
     """The trained parameters and the frozen ones, as the model takes them."""

@@ -58,8 +58,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   run = build.run(config)
   if run.warm_up is not None:
     run.warm_up.demonstrations()  # not used here, but it may raise
-  updater = build.updater(run)
-  updater = dataclasses.replace(updater, frozen=build.frozen_params(run))
+  updater = build.updater(run, build.frozen_params(run))
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
   rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called

@@ -44,8 +44,9 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
   # The rate rises in the runs, each of which may have a rise of its own.
   steady = dataclasses.replace(config.optim, warmup_steps=0)
   parts = build.run(dataclasses.replace(config, optim=steady))
+  frozen = build.frozen_params(parts)
   with monitor.Monitor(silent, place, 0, None, {}) as shown:
-    return warm_up.run(parts, place, shown, lambda: False)
+    return warm_up.run(parts, place, shown, lambda: False, frozen)
 
 
 class Trained(NamedTuple):
@@ -64,7 +65,7 @@ def trained(
 
   Args:
     run: Its engine samples, and has the last policy at the end.
-    updater: What updates the policy.
+    updater: What updates the policy; with the frozen parameters of the run.
     state: To begin with; donated.
   """
   prompt_state, layout = PromptState(), updater.layout

@@ -155,7 +155,8 @@ def _built(
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
     run = build.run(config, objects, shares=peers.number > 1)
-    updater = build.updater(run)
+    # Shapes alone: what is beside adapters is read after the checkpoint.
+    updater = build.updater(run, build.abstract_params(run).frozen)
   leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
     'size',

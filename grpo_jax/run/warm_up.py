@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
-import dataclasses
 import itertools
 import pathlib
 from typing import Any
@@ -33,7 +32,7 @@ def run(
   workdir: pathlib.Path,
   monitor: Monitor,
   stop: Callable[[], bool],
-  frozen: Any = None,
+  frozen: Any,
   peers: processes.Processes = processes.ALONE,
 ) -> Any:
   """Trains on demonstrations, or continues from a checkpoint of the warm-up.
@@ -64,8 +63,7 @@ def run(
     with monitor.phase(drawing):
       return build.initial_params(parts)
   examples = spec.demonstrations()
-  updater = build.warm_up_updater(parts)
-  updater = dataclasses.replace(updater, frozen=frozen)
+  updater = build.warm_up_updater(parts, frozen)
   with Checkpoints(
     bucket.arrays(workdir) / 'warm_up', 1, warn=monitor.warn, peers=peers
   ) as saves:

@@ -67,7 +67,7 @@ def rows(case: str):
   for everything in (True, False):
     learner = dataclasses.replace(config.learner, compute_all=everything)
     run = build.run(dataclasses.replace(config, learner=learner))
-    made[everything] = build.updater(run)
+    made[everything] = build.updater(run, None)
     copy = jax.tree.map(jax.numpy.copy, params)
     states[everything] = made[everything].compiled.init(copy)
   for share in SHARES:

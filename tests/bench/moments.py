@@ -57,7 +57,7 @@ def main() -> None:
     fields = VARIANTS[name]
     optim = dataclasses.replace(config.optim, **fields)
     changed = build.run(dataclasses.replace(config, optim=optim))
-    updaters[name] = build.updater(changed)
+    updaters[name] = build.updater(changed, None)
     states[name] = updaters[name].compiled.init(
       jax.tree.map(jax.numpy.copy, params)
     )

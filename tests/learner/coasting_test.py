@@ -38,8 +38,8 @@ def prepared(tmp_path):
   )
   run = build.run(config)
   with monitor.Monitor(about.monitored(config), tmp_path, 1, None, {}) as shown:
-    params = warm_up.run(run, tmp_path, shown, lambda: False)
-  return run, build.updater(run), params
+    params = warm_up.run(run, tmp_path, shown, lambda: False, None)
+  return run, build.updater(run, None), params
 
 
 def make_probe(learner):

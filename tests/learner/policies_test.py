@@ -179,6 +179,33 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
   assert scorings == (anchor == 'learner' or not known)
 
 
+@pytest.mark.parametrize('known', [True, False])
+def test_a_rollout_of_earlier_policies_alone_is_not_scored_for_nothing(known):
+  """But for an entropy that the sampler has not given."""
+  made, state = make(forking, stale=True)
+  rollout = bare(known)
+  old = rollout.batch._replace(version=np.full(SHAPE, 2, np.int32))
+  batch, scorings = with_policies(made, state, rollout._replace(batch=old), 3)
+  assert scorings == (not known)
+  assert isinstance(batch.logp_old, np.ndarray)  # not from a device
+  whole = old.logp_sampler + old.extras['log_kept']
+  np.testing.assert_array_equal(batch.logp_old, whole)
+  entropy = scored('policy').entropy
+  if known:
+    entropy = old.extras['entropy_sampler']
+  inside = old.mask
+  np.testing.assert_allclose(
+    batch.entropy_old[inside], entropy[inside], atol=2e-6
+  )
+
+
+def test_what_scores_is_lowered_for_a_rollout_with_new_tokens():
+  """Though the example is older than the first rollout to come."""
+  made, _ = make(plain, stale=True)
+  programs = lowering.lowering(made, made.layout, bare(), step=3)
+  assert 'score_all' in programs
+
+
 def test_noise_goes_by_seed_and_step():
   def noise(seed, step, **options):
     made, state = make(methods.clip_cov(), seed=seed, **options)

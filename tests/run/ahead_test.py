@@ -74,7 +74,7 @@ def corrected(cap=2.0, kl_coefficient=0.0):
 def policies(config, workdir):
   """The run, and a function that gives its engine the policy of a version."""
   run = build.run(config)
-  update = build.updater(run)
+  update = build.updater(run, None)
   saves = Checkpoints(workdir / 'checkpoints', read_only=True)
 
   def load(version):

@@ -50,11 +50,11 @@ class Update:
   def init(self, params):
     return types.SimpleNamespace(params=params, nonfinite=0)
 
-  def updater(self, run):
+  def updater(self, run, frozen):
     """Of which nothing but the state is read."""
     nothing: Any = None
     compiled: Any = types.SimpleNamespace(abstract=None, init=self.init)
-    return updates.Updater(compiled, nothing, nothing)
+    return updates.Updater(compiled, nothing, nothing, frozen)
 
   def learn(self, updater, layout, state, batch, step):
     del updater, layout
@@ -110,7 +110,7 @@ def warmed_up(monkeypatch, workdir, stop=lambda: False):
   update = Update({20})
   monitor: Any = Monitor()
   parts, seen = prepared(monkeypatch, update)
-  params = warm_up.run(parts, workdir, monitor, stop)
+  params = warm_up.run(parts, workdir, monitor, stop, None)
   return params, monitor.shown, seen.at('save warm_up', 'step'), update.read
 
 
@@ -200,8 +200,9 @@ def test_ten_refused_updates_in_a_row_end_it_from_wherever_it_goes_on(
     try:
       if start:
         answers = iter([False] * start)
-        warm_up.run(parts, tmp_path, monitor, lambda a=answers: next(a, True))
-      warm_up.run(parts, tmp_path, monitor, lambda: False)
+        stop = lambda a=answers: next(a, True)
+        warm_up.run(parts, tmp_path, monitor, stop, None)
+      warm_up.run(parts, tmp_path, monitor, lambda: False, None)
     except ValueError as error:
       found.append(f'ends: {error}')
     assert len(found) == len(said), start

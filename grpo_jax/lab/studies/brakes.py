@@ -798,7 +798,7 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
     An `Outcome`.
   """
   run = build.run(config_of(config, arm, seed))
-  updater, records = build.updater(run), []
+  updater, records = build.updater(run, build.frozen_params(run)), []
   # `init` donates its argument, and the next arm needs the parameters again.
   state = updater.compiled.init(jax.tree.map(jnp.copy, params))
   with build_rewards.workers(run.limits, run.rewards) as workers:

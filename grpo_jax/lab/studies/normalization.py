@@ -342,6 +342,7 @@ class _Trainer:
     self._plan = plan
     self._updaters: dict[tuple[bool, str], Any] = {}
     self._run: build.Run | None = None
+    self._frozen: Any = None  # parameters of this run that no update changes
 
   def __call__(
     self, config: Config, arm: Arm, seed: int, params: Any
@@ -349,14 +350,17 @@ class _Trainer:
     """Trains one arm from given parameters; see `sweeps.Sweep.train`."""
     if self._run is None or self._run.draw.seed != seed:
       self._run = build.run(config_of(config, arm, seed))
+      self._frozen = build.frozen_params(self._run)
     optimizer = self._plan.optimizers[arm.optimizer]
     key = optimizer.adaptive, arm.method
     if key not in self._updaters:
       self._updaters[key] = build.updater(
         build.run(config_of(config, arm, seed)),
+        self._frozen,
         lambda decays: adjustable(optimizer.adaptive, decays),
       )
-    updater = self._updaters[key]
+    # Made for an earlier seed, perhaps.
+    updater = dataclasses.replace(self._updaters[key], frozen=self._frozen)
     # `init` donates its argument, and the next arm needs the parameters again.
     state = updater.compiled.init(jax.tree.map(jnp.copy, params))
     settings, *rest = state.opt_state

@@ -336,11 +336,15 @@ def _demonstrations(config: Config, objects: Objects) -> Any:
   return data.prompt_stream(source, config.seed)
 
 
-def updater(run: Run, optimizer: Callable[[Any], Any] | None = None) -> Updater:
+def updater(
+  run: Run, frozen: Any, optimizer: Callable[[Any], Any] | None = None
+) -> Updater:
   """What turns rollouts into updates of the policy.
 
   Args:
     run: The parts of the run.
+    frozen: What `frozen_params` returned. To lower programs alone, their
+      shapes: `abstract_params(run).frozen`.
     optimizer: Makes an optax transformation to take in place of that of
       `config.optim`. It gets a function from the parameters to a tree of bools,
       which says which of them decay.
@@ -348,13 +352,14 @@ def updater(run: Run, optimizer: Callable[[Any], Any] | None = None) -> Updater:
   transform = None
   if optimizer is not None:
     transform = optimizer(functools.partial(build_learner.decays, run.model))
-  return build_learner.updater(run.learn, abstract_params(run), transform)
+  params = abstract_params(run)
+  return build_learner.updater(run.learn, params, frozen, transform)
 
 
-def warm_up_updater(run: Run) -> Updater:
+def warm_up_updater(run: Run, frozen: Any) -> Updater:
   """What turns demonstrations into updates, in a run that has a warm-up."""
   assert run.warm_up is not None
-  return build_learner.updater(run.warm_up.learn, abstract_params(run))
+  return build_learner.updater(run.warm_up.learn, abstract_params(run), frozen)
 
 
 def example(run: Run) -> Rollout:
@@ -464,7 +469,8 @@ def abstract(
     engine=engine,
     sampling=drawing_of(config.sampler, _END),
   )
-  return Abstract(parts, updater(parts), model.config, engine)
+  updates = updater(parts, abstract_params(parts).frozen)
+  return Abstract(parts, updates, model.config, engine)
 
 
 def _with_widths(config: Config) -> Config:

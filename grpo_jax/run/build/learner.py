@@ -112,6 +112,7 @@ def warm_up_spec(
 def updater(
   spec: LearnSpec,
   params: Parameters,
+  frozen: Any,
   transform: Any = None,
 ) -> updates.Updater:
   """What turns rollouts into updates of the policy.
@@ -119,6 +120,7 @@ def updater(
   Args:
     spec: See `LearnSpec`.
     params: Shapes, dtypes and shardings.
+    frozen: The parameters that no update changes; see `updates.Updater`.
     transform: An optax transformation in place of that of the learner.
   """
   learner = spec.learner
@@ -129,7 +131,7 @@ def updater(
       measuring=dataclasses.replace(learner.measuring, learning_rate=None),
     )
   functions = compiled.jit_functions(learner, params.trained)
-  return updates.Updater(functions, spec.update, spec.layout, params.frozen)
+  return updates.Updater(functions, spec.update, spec.layout, frozen)
 
 
 def _layout(
