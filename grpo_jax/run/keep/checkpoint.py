@@ -275,7 +275,9 @@ class Checkpoints:
     blobs = {k: v for k, v in host.items() if isinstance(v, bytes)}
     hashes = {k: hashlib.sha256(v).hexdigest() for k, v in blobs.items()}
     host = {**host, **dict.fromkeys(blobs), _BLOBS: hashes}
-    host = _sealed(step, {**host, 'metric': measured}, fingerprints.of(state))
+    host = _sealed(
+      step, {**host, 'metric': measured}, fingerprints.compute(state)
+    )
     items = ocp.args.Composite(
       state=ocp.args.StandardSave(state),
       host=ocp.args.JsonSave(host),
@@ -510,7 +512,7 @@ class Checkpoints:
     state = self._together(restore)
     # What it calls on the devices needs all processes.
     state = state[field] if field else state
-    found = fingerprints.of(state)
+    found = fingerprints.compute(state)
     # One number per array, in the order of the fields: those of the first field
     # come first.
     if arrays[: len(found) if field else None] != found:

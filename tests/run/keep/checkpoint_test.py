@@ -71,29 +71,29 @@ def save_some(saves, metrics=(None, 1.0, 0.5, None)):
 
 def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
   whole = state_of(1)
-  known = fingerprints.of(whole)
+  known = fingerprints.compute(whole)
   for place in [(0, 0), (255, 511), (3, 200)]:
     for bit in (0, 22, 31):
       words = np.array(whole['params']).view(np.uint32).copy()
       words[place] ^= np.uint32(1) << bit
       changed = {**whole, 'params': jnp.asarray(words.view(np.float32))}
-      assert fingerprints.of(changed) != known
+      assert fingerprints.compute(changed) != known
   swapped = np.array(whole['params'])[:, ::-1].copy()
-  assert fingerprints.of({**whole, 'params': swapped}) != known
+  assert fingerprints.compute({**whole, 'params': swapped}) != known
   flags = {**whole, 'flags': jnp.array([False, True])}
-  assert fingerprints.of(flags) != known
+  assert fingerprints.compute(flags) != known
   mesh = sharding.make_mesh(4, 2, 1)
   spread = jax.device_put(
     whole, jax.tree.map(lambda x: x.sharding, abstract(mesh))
   )
-  assert fingerprints.of(spread) == known
+  assert fingerprints.compute(spread) == known
 
 
 def test_a_fingerprint_is_that_which_older_checkpoints_hold():
   array = np.random.default_rng(0).standard_normal((3, 5), np.float32)
   bits = array.view(np.uint32).reshape(-1).tolist()
   sums = sum((2 * place + 1) * word for place, word in enumerate(bits))
-  assert fingerprints.of([array, array > 0]) == [
+  assert fingerprints.compute([array, array > 0]) == [
     sums % 2**32,
     sum(2 * place + 1 for place in np.flatnonzero(array > 0)),
   ]
@@ -164,9 +164,9 @@ def test_another_first_field_than_was_saved_is_noticed(opened, monkeypatch):
   open_again, _, _ = opened
   with open_again() as saves:
     saves.save(1, Whole(state_of(1), state_of(2)), {})
-  real = fingerprints.of
+  real = fingerprints.compute
   monkeypatch.setattr(
-    fingerprints, 'of', lambda tree: [n ^ 1 for n in real(tree)]
+    fingerprints, 'compute', lambda tree: [n ^ 1 for n in real(tree)]
   )
   with open_again(read_only=True) as saves:
     with pytest.raises(ValueError, match='not those that were saved'):
