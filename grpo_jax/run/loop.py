@@ -279,7 +279,7 @@ def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
     return {}
   with (
     progress_lib.saved_if_it_fails(session, progress),
-    session.at_once(),
+    progress_lib.at_once(session.stop, session.peers),
     session.monitor.phase(
       'evaluating', 'compiling, then evaluating on held-out problems'
     ),

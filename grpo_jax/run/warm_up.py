@@ -21,6 +21,7 @@ from grpo_jax.learner import updates
 from grpo_jax.monitor import Monitor
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build.specs import WarmUpSpec
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep.checkpoint import Checkpoints
 
@@ -98,25 +99,14 @@ def run(
       if step % _SHOWN_EVERY == 0 or step == spec.steps:
         scalars = metrics.to_scalars(measured)
         # Without the loss of an update that is not finite.
-        told = {
+        losses = {
           name: scalars[name]
           for name in ('loss', 'grad_norm')
           if name in scalars
         }
-        monitor.progress('warm-up', step, spec.steps, told)
-        last = refused.last()
-        in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, spec.steps)
-        if in_a_row and spec.learn.nonfinite_rollouts:
-          # Not saved: the next start would take the warm-up for done.
-          error = ValueError(
-            f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
-            'nevertheless.'
-          )
-          raise peers.fail(error)  # which all raise
-        # Since the last multiple of ten, also if another start has done it.
-        if any(new := last[-((step - 1) % _SHOWN_EVERY + 1) :]):
-          if peers.is_first:
-            monitor.warn(_problem(new, scalars))
+        monitor.progress('warm-up', step, spec.steps, losses)
+        # Not saved: the next start would take the warm-up for done.
+        _check_finite(refused.last(), scalars, step, spec, monitor, peers)
       if step % spec.save_every_steps == 0 or saves.owed:
         saves.save(step, state, {'refused': refused.last()})
     if too_long:
@@ -193,6 +183,40 @@ class _Refused:
     self._last = [*self._last, *new][-_SHOWN_EVERY:]
     self._numbers = self._numbers[-1:]
     return self._last
+
+
+def _check_finite(
+  last: Sequence[bool],
+  scalars: Mapping[str, float | None],
+  step: int,
+  spec: WarmUpSpec,
+  monitor: Monitor,
+  peers: processes.Processes,
+) -> None:
+  """Warns of updates that were refused.
+
+  Args:
+    last: Whether each of the last ten updates was.
+    scalars: The metrics of the last of them.
+    step: Updates done.
+    spec: Of the warm-up: how long it is, and whether it may end early.
+    monitor: Shows the warning.
+    peers: The processes of the run.
+
+  Raises:
+    ValueError: All of them were; in all processes.
+  """
+  in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, spec.steps)
+  if in_a_row and spec.learn.nonfinite_rollouts:
+    error = ValueError(
+      f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
+      'nevertheless.'
+    )
+    raise peers.fail(error)
+  # Since the last multiple of ten, also if another start has done it.
+  new = last[-((step - 1) % _SHOWN_EVERY + 1) :]
+  if any(new) and peers.is_first:
+    monitor.warn(_problem(new, scalars))
 
 
 def _problem(

@@ -9,6 +9,7 @@ not recorded: a state is restored onto the shardings that the caller asks for.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import functools
 import hashlib
@@ -29,9 +30,9 @@ from grpo_jax.config import whole_files
 from grpo_jax.hosts import processes
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import host_memory
-from grpo_jax.run.keep import orbax_barriers
 
 _BLOBS = 'sha256'  # where the JSON has the hashes of bytes beside it
+_BARRIER_SECS = 1200  # that Orbax waits for other processes by default
 _HOST = 'host/metadata'  # in the folder of a checkpoint: that JSON
 
 
@@ -183,7 +184,7 @@ class Checkpoints:
       ValueError: It has raised in one; the message is the same in all.
     """
     result, problem = None, ''
-    with orbax_barriers.replaced(self._peers, self._barrier):
+    with _own_barriers(self._peers, self._barrier):
       try:
         result = function(*args)
       except (
@@ -191,17 +192,19 @@ class Checkpoints:
       ) as error:  # Orbax raises many types, some plain Exception
         problem = _first_line(_cause(error))
         self._leave()
-      told = self._peers.exchange(problem)
-    if not any(told):
+      problems = self._peers.exchange(problem)
+    if not any(problems):
       return result
     self._failures += 1
     # Rather one that has failed than one that has waited for it.
     rank = min(
-      (rank for rank, one in enumerate(told) if one),
-      key=lambda rank: told[rank].startswith(processes.WAITED),
+      (rank for rank, one in enumerate(problems) if one),
+      key=lambda rank: problems[rank].startswith(processes.WAITED),
     )
     several = self._peers.number > 1
-    raise ValueError(f'process {rank}: {told[rank]}' if several else told[rank])
+    raise ValueError(
+      f'process {rank}: {problems[rank]}' if several else problems[rank]
+    )
 
   def steps(self) -> list[int]:
     """The steps of the complete checkpoints, oldest first."""
@@ -566,6 +569,33 @@ class Checkpoints:
       (self._directory / str(step)).rename(aside / str(step))
     self._peers.exchange()
     self._manager.reload()
+
+
+@contextlib.contextmanager
+def _own_barriers(
+  peers: processes.Processes, barrier: Callable[..., None]
+) -> Iterator[None]:
+  """In it Orbax meets the other processes at our barriers, which can be left.
+
+  Its own are programs of the devices, which wait for ever for a process that
+  has failed.
+  """
+  if peers.number == 1:
+    yield
+    return
+  from orbax.checkpoint._src.multihost import multihost
+
+  def sync(name: str, *, timeout: int | None = None, **_: Any) -> None:
+    barrier(key=name, timeout_ms=1000 * (timeout or _BARRIER_SECS))
+
+  original, multihost.sync_global_processes = (
+    multihost.sync_global_processes,
+    sync,
+  )
+  try:
+    yield
+  finally:
+    multihost.sync_global_processes = original
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from orbax.checkpoint._src.multihost import multihost
 import pytest
 
 from grpo_jax.mesh import sharding
@@ -325,7 +326,8 @@ def test_what_lies_beside_the_arrays_is_covered(opened):
   digest = json.loads(found)['fingerprint']['host']
   for old, new in (
     ('"position": 3', '"position": 7'),
-    ('"metric": 0.75', '"metric": 0.05'),
+    ('"value": 0.75', '"value": 0.05'),
+    ('"name": "accuracy"', '"name": "accurate"'),
     (digest[:8], '00000000'),
     ('"host": "', '"hist": "'),
   ):
@@ -448,7 +450,8 @@ def test_what_writers_have_copied_goes_back_to_the_system(opened, monkeypatch):
   calls = []
   with open_again() as saves:
     saves.save(0, state_of(0), {})
-    monkeypatch.setattr(host_memory, '_trim', lambda: calls.append)
+    library = types.SimpleNamespace(malloc_trim=calls.append)
+    monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda name: library)
     saves.save(1, state_of(1), {})  # waits for the one before
     assert calls == [0]
     saves.wait()
@@ -459,11 +462,8 @@ def test_another_c_library_is_left_alone(monkeypatch):
   class Other:
     """A library without `malloc_trim`."""
 
-  host_memory._trim.cache_clear()
   monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda name: Other())
   host_memory.give_back()
-  assert host_memory._trim() is None
-  host_memory._trim.cache_clear()
 
 
 def test_a_full_disk_is_counted_and_tried_again(opened):
@@ -508,3 +508,20 @@ def test_a_save_is_due_after_minutes(tmp_path, monkeypatch):
   with Checkpoints(tmp_path / 'b') as saves:
     now[0] = 1e9
     assert not saves.is_due()
+
+
+def test_orbax_waits_at_our_barriers_as_long_as_it_says():
+  """And behind it at its own."""
+  own, met = multihost.sync_global_processes, []
+  barrier = lambda **how: met.append(how)
+  two = types.SimpleNamespace(number=2)
+  with checkpoint._own_barriers(two, barrier):
+    multihost.sync_global_processes('a save', timeout=7, processes={0, 1})
+    multihost.sync_global_processes('a read')
+  assert met == [
+    {'key': 'a save', 'timeout_ms': 7_000},
+    {'key': 'a read', 'timeout_ms': 1_200_000},
+  ]
+  assert multihost.sync_global_processes is own
+  with checkpoint._own_barriers(types.SimpleNamespace(number=1), barrier):
+    assert multihost.sync_global_processes is own
