@@ -543,12 +543,11 @@ class Checkpoints:
 
   def _measured(self, step: int) -> dict[str, float] | None:
     """`best_metric` of a checkpoint, as Orbax wants it; None if it has none."""
-    try:
+    with contextlib.suppress(Exception):  # `restore` and `named` say of what
       metric = self._host(step)[0]['metric']
-      is_it = metric is not None and metric['name'] == self._best_metric
-      return {'metric': metric['value']} if is_it else None
-    except Exception:  # `restore` and `named` say what is wrong
-      return None
+      if metric is not None and metric['name'] == self._best_metric:
+        return {'metric': metric['value']}
+    return None
 
   def _damaged(self) -> dict[int, str]:
     """The checkpoints whose metric cannot be read, each with the reason."""
