@@ -1,6 +1,7 @@
 """How the processes of a run find each other."""
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -88,7 +89,8 @@ def initialize(
   text = f'The other processes have not come within {JOIN_SECS:.0f} s; {advice}'
   try:
     # At its time limit JAX aborts, with a stack of C++ calls.
-    with _limited(JOIN_SECS, text, late_code):
+    late = functools.partial(watch.leave, text, late_code)
+    with watch.limited(JOIN_SECS, late, text):
       jax.distributed.initialize(
         coordinator or None,
         number,
@@ -107,19 +109,14 @@ def initialize(
     'hangs.'
   )
   try:
-    with _limited(DEVICES_SECS, text, late_code):
+    late = functools.partial(watch.leave, text, late_code)
+    with watch.limited(DEVICES_SECS, late, text):
       return jax.process_index() == 0
   except RuntimeError as error:  # now it looks for devices
     raise ValueError(
       f'JAX finds no devices on this host ({processes.first_line(error)}); see '
       'whether the plugin for them is installed and nothing else uses them.'
     ) from error
-
-
-def _limited(
-  secs: float, text: str, code: int
-) -> contextlib.AbstractContextManager[None]:
-  return watch.limited(secs, lambda: watch.leave(text, code), text)
 
 
 def _check_slurm() -> None:

@@ -118,13 +118,13 @@ class Processes:
     """
     if self._store is None:
       return [value]
-    told = self._told(_Said(value))
-    self._raise_error(told)
-    if any(said.stops for said in told):
-      self._take(max(said.signal for said in told))
+    answers = self._heard(_Said(value))
+    self._raise_error(answers)
+    if any(said.stops for said in answers):
+      self._take(max(said.signal for said in answers))
       self._agreed = stop_signal.Stopped()
       raise self._agreed
-    return [said.value for said in told]
+    return [said.value for said in answers]
 
   def from_first(self, value: Any) -> Any:
     """What the first process has given; what the others give is not read."""
@@ -133,8 +133,8 @@ class Processes:
   def all_from_first(self, values: Iterable[Any]) -> Iterator[Any]:
     """What the first process reads, one after another."""
     mine = iter(values)
-    while told := self.from_first([*itertools.islice(mine, self.is_first)]):
-      yield told[0]
+    while one := self.from_first([*itertools.islice(mine, self.is_first)]):
+      yield one[0]
 
   def fail(self, error: BaseException) -> BaseException:
     """Makes an error of this process one of all, at their next exchange.
@@ -161,10 +161,10 @@ class Processes:
     trace = '' if stops else _trace(error)
     said = _Said(None, problem, trace, stops, self._signal())
     with self.failing('' if stops else problem, trace):
-      told = self._told(said)
+      answers = self._heard(said)
     if stops:
       try:
-        self._raise_error(told)
+        self._raise_error(answers)
       except PeerError as another:
         return another
     return error
@@ -284,15 +284,15 @@ class Processes:
     if number and self._stop and not self._stop.signal:
       self._stop.take(number)
 
-  def _raise_error(self, told: list['_Said']) -> None:
+  def _raise_error(self, answers: list['_Said']) -> None:
     """Raises the first error, if there is one that is no stop."""
-    for rank, said in enumerate(told):
+    for rank, said in enumerate(answers):
       if said.error and not said.stops:
         self._agreed = PeerError(f'Process {rank}: {said.error}')
         self._agreed.add_note(f'The traceback of process {rank}:\n{said.trace}')
         raise self._agreed
 
-  def _told(self, said: '_Said') -> list['_Said']:
+  def _heard(self, said: '_Said') -> list['_Said']:
     """One exchange, whatever it brings."""
     self._count += 1
     store, folder = self._store, f'exchange/{self._count}'
@@ -302,11 +302,11 @@ class Processes:
       return pickle.loads(store.wait(f'{folder}/all'))
     # Together, so that the others read one word each and not one of each.
     others = (store.wait(f'{folder}/{rank}') for rank in range(1, self.number))
-    told = [said, *map(pickle.loads, others)]
-    store.put(f'{folder}/all', pickle.dumps(told))
+    answers = [said, *map(pickle.loads, others)]
+    store.put(f'{folder}/all', pickle.dumps(answers))
     if self._count > 1:  # all have read it, or they had not said anything
       store.delete(f'exchange/{self._count - 1}')
-    return told
+    return answers
 
   def check_equal(self, values: Mapping[str, Any]) -> None:
     """Raises a ValueError in all processes if they were started differently.
@@ -314,10 +314,10 @@ class Processes:
     Args:
       values: What must be the same in all of them, by its name.
     """
-    told = self.exchange({name: repr(v) for name, v in values.items()})
+    answers = self.exchange({name: repr(v) for name, v in values.items()})
     # One may lack a name that others have, such as that of a file.
-    for name in dict.fromkeys(name for one in told for name in one):
-      of_each = [one.get(name) for one in told]
+    for name in dict.fromkeys(name for one in answers for name in one):
+      of_each = [one.get(name) for one in answers]
       usual = max(of_each, key=of_each.count)
       odd = [rank for rank, one in enumerate(of_each) if one != usual]
       if odd:
@@ -337,11 +337,11 @@ class Processes:
     """In the first process, the warnings of the others since the last call."""
     if self._store is None or not self.is_first:
       return []
-    told = self._store.read('warning')
-    for name in told:
+    warnings = self._store.read('warning')
+    for name in warnings:
       self._store.delete(f'warning/{name}')
     of_text: dict[str, set[str]] = {}
-    for name, text in told.items():
+    for name, text in warnings.items():
       of_text.setdefault(text, set()).add(name.partition('.')[0])
     return [
       f'process {", ".join(sorted(ranks, key=int))}: {text}'

@@ -43,7 +43,7 @@ class Watch:
   """The thread of one process.
 
   Args:
-    store: Of the run.
+    store: Where the processes of the run leave words.
     number: Of processes.
     rank: The number of this process.
     asked: The signal that this process was asked to stop by; 0 if none.

@@ -21,7 +21,6 @@ from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import learning
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
@@ -68,17 +67,16 @@ def trained(
     updater: What updates the policy; with the frozen parameters of the run.
     state: To begin with; donated.
   """
-  prompt_state, layout = PromptState(), updater.layout
-  instruments = [RolloutEnd(updater)]
-  run.engine.load(updater.joined(state.params), version=0)
+  layout, instruments = updater.layout, [RolloutEnd(updater)]
+  source = sampling.drawn_at_once(run, updater)
+  source.publish(state.params, 0)
   for step in range(run.steps):
-    rollout, prompt_state, _ = sampling.sampled(run, prompt_state, step)
-    run.engine.unload()  # the updates donate the parameters
+    rollout = source.next(step).rollout
     learned = learning.learn(
       updater, layout, state, rollout, step, instruments=instruments
     )
     state, layout = learned.state, learned.layouts.spec
-    run.engine.load(updater.joined(state.params), version=step + 1)
+    source.publish(state.params, step + 1)
     yield Trained(rollout, learned.measured, learned.secs, layout)
 
 

@@ -47,7 +47,7 @@ def learn(
   metrics replace those of the same names.
 
   Args:
-    updater: See `updates.Updater`.
+    updater: Has the compiled programs.
     layout: How completions are laid out, as far as it is decided.
     state: Donated; do not use it again.
     rollout: What to learn from.

@@ -90,19 +90,7 @@ def train(
           break
         with session_lib.profiled(session, progress.step + 1, profile_steps):
           progress = advance(session, progress)
-    if progress:
-      progress_lib.finish(session, progress)
-      progress_lib.check_end(session, progress)
-    reports.show_warnings(session)
-    measured = session.peers.from_first(session.monitor.heldout())
-    last_step, last = measured[-1] if measured else (None, None)
-    return {
-      'before': dict(measured).get(0),
-      'after': last,
-      'after_step': last_step,
-      'steps': progress.step if progress else 0,
-      'secs': time.monotonic() - begun,
-    }
+    return finish(session, progress, begun)
 
 
 def begin(session: Session) -> Progress | None:
@@ -270,6 +258,31 @@ def is_save_due(session: Session, progress: Progress) -> bool:
   )
 
 
+def finish(
+  session: Session, progress: Progress | None, begun: float
+) -> dict[str, float | None]:
+  """The last save; what `train` returns or, of a run that failed, raises.
+
+  Args:
+    session: Still open.
+    progress: None if the run was stopped in the warm-up.
+    begun: When `train` was called, by the monotonic clock.
+  """
+  if progress:
+    progress_lib.finish(session, progress)
+    progress_lib.check_end(session, progress)
+  reports.show_warnings(session)
+  measured = session.peers.from_first(session.monitor.heldout())
+  last_step, last = measured[-1] if measured else (None, None)
+  return {
+    'before': dict(measured).get(0),
+    'after': last,
+    'after_step': last_step,
+    'steps': progress.step if progress else 0,
+    'secs': time.monotonic() - begun,
+  }
+
+
 def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
   """The metrics of answers to held-out problems, by the newest policy.
 
@@ -279,7 +292,7 @@ def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
     return {}
   with (
     progress_lib.saved_if_it_fails(session, progress),
-    session.at_once(),
+    progress_lib.at_once(session.stop, session.peers),
     session.monitor.phase(
       'evaluating', 'compiling, then evaluating on held-out problems'
     ),

@@ -107,7 +107,9 @@ def load(
       f'There is no checkpoint in {directory}; let the run train on.'
     )
   frozen = build.frozen_params(run)
-  build_model.check_frozen(saved, fingerprints.of(frozen), config.model.path)
+  build_model.check_frozen(
+    saved, fingerprints.compute(frozen), config.model.path
+  )
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
   return Policy(run, saved.step, objects)
 

@@ -215,10 +215,6 @@ class Session(NamedTuple):
       self.stop() if self.peers is processes.ALONE else self.peers.is_stopped()
     )
 
-  def at_once(self) -> contextlib.AbstractContextManager[None]:
-    """In it a signal need not wait; see `Stop.at_once`."""
-    return at_once(self.stop, self.peers)
-
   def whole(self, rollout: Rollout) -> Rollout:
     """The rollout with all that other processes know of it; texts in the first.
 

@@ -36,17 +36,17 @@ def keep_completions(
   if every and step % every == 0:
     _write(session, rollout, step, 'completions', effects)
   first = {p: rollout.texts[p][0] for p in rollout.known if p < keep.samples}
-  of_all = collections.ChainMap(*session.peers.exchange(first))
+  texts = collections.ChainMap(*session.peers.exchange(first))
   return [
     Sample(
       rollout.prompt_texts[p],
-      of_all[p],
+      texts[p],
       # Not 0, which a judge might have given.
       float(rollout.batch.reward[p, 0])
       if rollout.batch.valid[p, 0]
       else math.nan,
     )
-    for p in sorted(of_all)
+    for p in sorted(texts)
   ]
 
 
@@ -57,11 +57,11 @@ def keep_answers(session: Session, rollout: Rollout, step: int) -> None:
 
 
 def _write(session, rollout, step, folder, effects=None) -> None:
-  known = session.whole(rollout)
+  gathered = session.whole(rollout)
   path = parquet.path_of(session.workdir / folder, step)
   try:
     if session.peers.is_first:
-      parquet.write(path, known, step, effects)
+      parquet.write(path, gathered, step, effects)
   except OSError as error:
     session.monitor.warn(f'{path} could not be written ({error}).')
 

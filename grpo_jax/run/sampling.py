@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -45,27 +46,40 @@ def source(
     updater: Joins the trained parameters with the frozen ones.
     replay: The completions of an earlier run, to learn from in place of what
       this one would draw.
-    wait: See `Wait`.
+    wait: Gives a context in which a signal need not wait.
   """
-
-  def load(params, version):
-    run.engine.load(updater.joined(params), version=version)
-
-  spec, steps = run.draw, run.steps
+  spec, load = run.draw, functools.partial(_load, run, updater)
   if replay is not None:
     draw = functools.partial(
       replay_lib.draw, replay, run.tokenizer, spec.prompts, spec.group
     )
     return AtOnce(draw, load, run.engine.unload, wait)
-  fill = run.prompts.fill
   if not spec.ahead:
-    draw = functools.partial(sampled, run)
-    return AtOnce(draw, load, run.engine.unload, wait, steps, fill)
-
+    return drawn_at_once(run, updater, wait)
   lease = Lease()
   run = run._replace(check=lease.check, judging=lease.judging)
   draw = functools.partial(sampled, run)
-  return Ahead(draw, load, run.engine.unload, wait, steps, fill, lease)
+  fill = run.prompts.fill
+  return Ahead(draw, load, run.engine.unload, wait, run.steps, fill, lease)
+
+
+def drawn_at_once(
+  run: build.Run, updater: Updater, wait: Wait = contextlib.nullcontext
+) -> Source:
+  """A source that samples each rollout when it is asked for; see `source`."""
+  return AtOnce(
+    functools.partial(sampled, run),
+    functools.partial(_load, run, updater),
+    run.engine.unload,
+    wait,
+    run.steps,
+    run.prompts.fill,
+  )
+
+
+def _load(run: build.Run, updater: Updater, params: Any, version: int) -> None:
+  """Gives the engine trained parameters, with the frozen ones beside them."""
+  run.engine.load(updater.joined(params), version=version)
 
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:

@@ -258,7 +258,7 @@ def _with_frozen(
     with screen.phase('reading the weights beside the adapters'):
       frozen = build.frozen_params(run)
     updater = dataclasses.replace(updater, frozen=frozen)
-  found = fingerprints.of(updater.frozen)
+  found = fingerprints.compute(updater.frozen)
   if saved is not None:
     with peers.together():
       build_model.check_frozen(saved, found, run.weights.path)

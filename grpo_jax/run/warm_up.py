@@ -1,5 +1,6 @@
 """The warm-up: supervised steps on demonstrations, before the first rollout."""
 
+import collections
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from grpo_jax.learner import updates
 from grpo_jax.monitor import Monitor
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build.specs import WarmUpSpec
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep.checkpoint import Checkpoints
 
@@ -76,7 +78,8 @@ def run(
       step, state = saved.step, saved.state
       monitor.line(f'  goes on from warm-up step {step}')
     earlier = saved.host.get('refused', []) if saved else []
-    refused = _Refused(earlier, state.nonfinite)
+    # Copies, because the state is donated to the next update.
+    numbers = collections.deque([jnp.copy(state.nonfinite)], _SHOWN_EVERY + 1)
     compiling = monitor.phase('compiling the warm-up step')
     too_long: set[int] = set()  # places of demonstrations that were dropped
     while step < spec.steps and not stop():
@@ -92,38 +95,29 @@ def run(
         )
       compiling = contextlib.nullcontext()  # the first step has compiled
       step += 1
-      refused.add(state.nonfinite)
+      numbers.append(jnp.copy(state.nonfinite))
       if step % _SHOWN_EVERY == 0 or step == spec.steps:
         scalars = metrics.to_scalars(measured)
         # Without the loss of an update that is not finite.
-        told = {
+        losses = {
           name: scalars[name]
           for name in ('loss', 'grad_norm')
           if name in scalars
         }
-        monitor.progress('warm-up', step, spec.steps, told)
-        last = refused.last()
-        in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, spec.steps)
-        if in_a_row and spec.learn.nonfinite_rollouts:
-          # Not saved: the next start would take the warm-up for done.
-          error = ValueError(
-            f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
-            'nevertheless.'
-          )
-          raise peers.fail(error)  # which all raise
-        # Since the last multiple of ten, also if another start has done it.
-        if any(new := last[-((step - 1) % _SHOWN_EVERY + 1) :]):
-          if peers.is_first:
-            monitor.warn(_problem(new, scalars))
+        monitor.progress('warm-up', step, spec.steps, losses)
+        # Not saved: the next start would take the warm-up for done.
+        last = _last_refused(earlier, numbers)
+        _check_finite(last, scalars, step, spec, monitor, peers)
       if step % spec.save_every_steps == 0 or saves.owed:
-        saves.save(step, state, {'refused': refused.last()})
+        host = {'refused': _last_refused(earlier, numbers)}
+        saves.save(step, state, host)
     if too_long:
       said = f'  {len(too_long):,} demonstrations were too long and dropped'
       monitor.line(said)
     # A finished warm-up is not saved here: the run's first checkpoint holds its
     # parameters.
     if step < spec.steps:
-      host = {'refused': refused.last()}
+      host = {'refused': _last_refused(earlier, numbers)}
       saves.insist(
         lambda: saves.save(step, state, host),
         'warm-up step',
@@ -167,30 +161,55 @@ def _passed_over(records: Sequence[Mapping[str, Any]], start: int) -> set[int]:
   return {*range(start, max(taken) + 1)} - taken
 
 
-class _Refused:
-  """Which of the last ten updates were refused, because they were not finite.
+def _last_refused(
+  earlier: Sequence[bool], numbers: Sequence[jax.Array]
+) -> list[bool]:
+  """Whether each of the last ten updates was refused, the oldest first.
+
+  An update is refused if it is not finite.
 
   Args:
-    earlier: What `last` returned in an earlier start, from its checkpoint.
-    number: i32[], updates refused so far.
+    earlier: The same of an earlier start, from its checkpoint.
+    numbers: i32[] each: updates refused by the beginning of this start, or ten
+      updates ago, and after each one since. To read them waits for the device.
   """
+  counts = map(int, jax.device_get(list(numbers)))
+  new = [after > before for before, after in itertools.pairwise(counts)]
+  return [*earlier, *new][-_SHOWN_EVERY:]
 
-  def __init__(self, earlier: Sequence[bool], number: jax.Array):
-    self._last = [*earlier]
-    # Not read yet, because that waits for the device.
-    self._numbers = [jnp.copy(number)]
 
-  def add(self, number: jax.Array) -> None:
-    """Takes the number after one more update, which is donated to the next."""
-    self._numbers.append(jnp.copy(number))
+def _check_finite(
+  last: Sequence[bool],
+  scalars: Mapping[str, float | None],
+  step: int,
+  spec: WarmUpSpec,
+  monitor: Monitor,
+  peers: processes.Processes,
+) -> None:
+  """Warns of updates that were refused.
 
-  def last(self) -> list[bool]:
-    """Whether each of the last updates was refused, the oldest first."""
-    numbers = [int(number) for number in jax.device_get(self._numbers)]
-    new = [after > before for before, after in itertools.pairwise(numbers)]
-    self._last = [*self._last, *new][-_SHOWN_EVERY:]
-    self._numbers = self._numbers[-1:]
-    return self._last
+  Args:
+    last: Whether each of the last ten updates was.
+    scalars: The metrics of the last of them.
+    step: Updates done.
+    spec: Of the warm-up: how long it is, and whether it may end early.
+    monitor: Shows the warning.
+    peers: The processes of the run.
+
+  Raises:
+    ValueError: All of them were; in all processes.
+  """
+  in_a_row = all(last) and len(last) >= min(_SHOWN_EVERY, spec.steps)
+  if in_a_row and spec.learn.nonfinite_rollouts:
+    error = ValueError(
+      f'{_problem(last, scalars)} learner.nonfinite_rollouts=0 goes on '
+      'nevertheless.'
+    )
+    raise peers.fail(error)
+  # Since the last multiple of ten, also if another start has done it.
+  new = last[-((step - 1) % _SHOWN_EVERY + 1) :]
+  if any(new) and peers.is_first:
+    monitor.warn(_problem(new, scalars))
 
 
 def _problem(

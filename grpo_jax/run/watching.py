@@ -94,7 +94,7 @@ class Failures:
   """
 
   def __init__(self):
-    self._told: set[str] = set()
+    self._warned: set[str] = set()
 
   def warnings(
     self, rollout: Rollout, measured: Mapping[str, float | None]
@@ -112,9 +112,9 @@ class Failures:
     sentences = []
     for place, name in enumerate(rollout.reward_names):
       if measured.get(f'reward/{name}_failed') != 1.0:
-        self._told.discard(name)
-      elif name not in self._told:
-        self._told.add(name)
+        self._warned.discard(name)
+      elif name not in self._warned:
+        self._warned.add(name)
         assert rollout.failures is not None  # they were counted
         reasons = collections.Counter(rollout.failures[..., place].flat)
         (reason, number), *_ = reasons.most_common(1)

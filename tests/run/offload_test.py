@@ -54,7 +54,7 @@ def test_a_fingerprint_does_not_depend_on_the_memory():
   x = np.arange(7, dtype=np.float32)
   here = jax.device_put(x)
   there = jax.device_put(x, here.sharding.with_memory_kind('pinned_host'))
-  assert fingerprints.of([here]) == fingerprints.of([there])
+  assert fingerprints.compute([here]) == fingerprints.compute([there])
 
 
 @pytest.mark.long

@@ -533,7 +533,7 @@ def policy(
     )
   spec = weights_spec(found.run, None)
   beside = frozen(spec, model, mesh)
-  check_frozen(saved, fingerprints.of(beside), spec.path)
+  check_frozen(saved, fingerprints.compute(beside), spec.path)
   return Policy(model, lora.join(saved.state, beside), saved.step)
 
 

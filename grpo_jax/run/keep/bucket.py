@@ -295,17 +295,17 @@ def _uploaded(
 
   Nothing is uploaded any more once the claim is another process's.
   """
-  uploads, told = _Uploads(local, place), False
+  uploads, is_said = _Uploads(local, place), False
 
   def push():
-    nonlocal told
+    nonlocal is_said
     try:
       uploads.push()
-      told = False
+      is_said = False
     except Exception as error:  # of whatever `etils` calls
-      if not told:
+      if not is_said:
         _warn(f'{place} takes no files ({error}); it is tried again.')
-      told = True
+      is_said = True
 
   _OPEN[local] = push
   try:
@@ -376,7 +376,7 @@ def _claimed(place: Any) -> Iterator[Callable[[], bool]]:
   if not owns():
     raise _taken(place, _claim(file) or {})
   try:
-    with _every(BEAT_SECS, _suppressing(beat)):
+    with _every(BEAT_SECS, beat):
       yield owns
   finally:
     with contextlib.suppress(Exception):  # it is taken for dead in a minute
@@ -452,24 +452,18 @@ def _is_dead(claim: dict[str, Any]) -> bool:
   return False
 
 
-def _suppressing(function: Callable[[], None]) -> Callable[[], None]:
-  """The function, for which an error is no reason to end."""
-
-  def call():
-    with contextlib.suppress(Exception):
-      function()
-
-  return call
-
-
 @contextlib.contextmanager
 def _every(secs: float, function: Callable[[], None]) -> Iterator[None]:
-  """Calls a function every few seconds in a thread, while the body runs."""
+  """Calls a function every few seconds in a thread, while the body runs.
+
+  An error of it is no reason to end.
+  """
   over = threading.Event()
 
   def loop():
     while not over.wait(secs):
-      function()
+      with contextlib.suppress(Exception):
+        function()
 
   thread = threading.Thread(target=loop, name='bucket', daemon=True)
   thread.start()

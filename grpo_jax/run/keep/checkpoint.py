@@ -9,6 +9,7 @@ not recorded: a state is restored onto the shardings that the caller asks for.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import functools
 import hashlib
@@ -29,9 +30,9 @@ from grpo_jax.config import whole_files
 from grpo_jax.hosts import processes
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import host_memory
-from grpo_jax.run.keep import orbax_barriers
 
 _BLOBS = 'sha256'  # where the JSON has the hashes of bytes beside it
+_BARRIER_SECS = 1200  # that Orbax waits for other processes by default
 _HOST = 'host/metadata'  # in the folder of a checkpoint: that JSON
 
 
@@ -183,7 +184,7 @@ class Checkpoints:
       ValueError: It has raised in one; the message is the same in all.
     """
     result, problem = None, ''
-    with orbax_barriers.replaced(self._peers, self._barrier):
+    with _own_barriers(self._peers, self._barrier):
       try:
         result = function(*args)
       except (
@@ -191,17 +192,19 @@ class Checkpoints:
       ) as error:  # Orbax raises many types, some plain Exception
         problem = _first_line(_cause(error))
         self._leave()
-      told = self._peers.exchange(problem)
-    if not any(told):
+      problems = self._peers.exchange(problem)
+    if not any(problems):
       return result
     self._failures += 1
     # Rather one that has failed than one that has waited for it.
     rank = min(
-      (rank for rank, one in enumerate(told) if one),
-      key=lambda rank: told[rank].startswith(processes.WAITED),
+      (rank for rank, one in enumerate(problems) if one),
+      key=lambda rank: problems[rank].startswith(processes.WAITED),
     )
     several = self._peers.number > 1
-    raise ValueError(f'process {rank}: {told[rank]}' if several else told[rank])
+    raise ValueError(
+      f'process {rank}: {problems[rank]}' if several else problems[rank]
+    )
 
   def steps(self) -> list[int]:
     """The steps of the complete checkpoints, oldest first."""
@@ -275,7 +278,9 @@ class Checkpoints:
     blobs = {k: v for k, v in host.items() if isinstance(v, bytes)}
     hashes = {k: hashlib.sha256(v).hexdigest() for k, v in blobs.items()}
     host = {**host, **dict.fromkeys(blobs), _BLOBS: hashes}
-    host = _sealed(step, {**host, 'metric': measured}, fingerprints.of(state))
+    host = _sealed(
+      step, {**host, 'metric': measured}, fingerprints.compute(state)
+    )
     items = ocp.args.Composite(
       state=ocp.args.StandardSave(state),
       host=ocp.args.JsonSave(host),
@@ -510,7 +515,7 @@ class Checkpoints:
     state = self._together(restore)
     # What it calls on the devices needs all processes.
     state = state[field] if field else state
-    found = fingerprints.of(state)
+    found = fingerprints.compute(state)
     # One number per array, in the order of the fields: those of the first field
     # come first.
     if arrays[: len(found) if field else None] != found:
@@ -538,13 +543,11 @@ class Checkpoints:
 
   def _measured(self, step: int) -> dict[str, float] | None:
     """`best_metric` of a checkpoint, as Orbax wants it; None if it has none."""
-    try:
+    with contextlib.suppress(Exception):  # `restore` and `named` say of what
       metric = self._host(step)[0]['metric']
-      if metric is None or metric['name'] != self._best_metric:
-        return None
-      return {'metric': metric['value']}
-    except Exception:  # `restore` and `named` say what is wrong
-      return None
+      if metric is not None and metric['name'] == self._best_metric:
+        return {'metric': metric['value']}
+    return None
 
   def _damaged(self) -> dict[int, str]:
     """The checkpoints whose metric cannot be read, each with the reason."""
@@ -565,6 +568,33 @@ class Checkpoints:
       (self._directory / str(step)).rename(aside / str(step))
     self._peers.exchange()
     self._manager.reload()
+
+
+@contextlib.contextmanager
+def _own_barriers(
+  peers: processes.Processes, barrier: Callable[..., None]
+) -> Iterator[None]:
+  """In it Orbax meets the other processes at our barriers, which can be left.
+
+  Its own are programs of the devices, which wait for ever for a process that
+  has failed.
+  """
+  if peers.number == 1:
+    yield
+    return
+  from orbax.checkpoint._src.multihost import multihost
+
+  def sync(name: str, *, timeout: int | None = None, **_: Any) -> None:
+    barrier(key=name, timeout_ms=1000 * (timeout or _BARRIER_SECS))
+
+  original, multihost.sync_global_processes = (
+    multihost.sync_global_processes,
+    sync,
+  )
+  try:
+    yield
+  finally:
+    multihost.sync_global_processes = original
 
 
 def _cause(error: BaseException) -> BaseException:

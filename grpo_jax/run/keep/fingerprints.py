@@ -67,7 +67,7 @@ def _program() -> Any:
   return jax.jit(_fingerprints, compiler_options=sharding.quickly())
 
 
-def of(tree: Any) -> list[int]:
+def compute(tree: Any) -> list[int]:
   """One number per array; equal trees have equal ones on any mesh.
 
   The sums are of integers modulo 2**32, so the order of summation does not

@@ -1,7 +1,7 @@
 """Memory: how much a run has taken, and what the host gets back."""
 
+import contextlib
 import ctypes
-import functools
 import resource
 import sys
 
@@ -37,14 +37,6 @@ def give_back() -> None:
   other threads: a run would grow by the size of a state with every save, up to
   several times. A C library other than glibc is left alone.
   """
-  if trim := _trim():
-    trim(0)
-
-
-@functools.cache
-def _trim():
-  """glibc's `malloc_trim`, or None."""
-  try:
-    return ctypes.CDLL(None).malloc_trim
-  except (OSError, AttributeError, TypeError):  # TypeError: on Windows
-    return None
+  # TypeError: on Windows, where no library has the name None.
+  with contextlib.suppress(OSError, AttributeError, TypeError):
+    ctypes.CDLL(None).malloc_trim(0)

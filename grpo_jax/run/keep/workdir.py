@@ -224,8 +224,8 @@ def _changes(
   # Versions of this package that recorded no data may have begun the run.
   since = starts[begins[-1] if begins else 0 :]
   before = next((one['data'] for one in since if 'data' in one), {})
-  for name, told in now.items():
-    if name not in before or before[name] == told:
+  for name, source in now.items():
+    if name not in before or before[name] == source:
       continue
     follows = 'prompts may be repeated or lost'
     if name.startswith('data.heldout'):
@@ -295,11 +295,11 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
     config: Of this start.
   """
   earlier = (records.saved_config(directory) or {}).get('data')
-  known = earlier if isinstance(earlier, dict) else {}
+  widths = earlier if isinstance(earlier, dict) else {}
   kept = {
-    name: tuple(known[name])
+    name: tuple(widths[name])
     for name in ('prompt_buckets', 'completion_buckets')
-    if known.get(name) and not getattr(config.data, name)
+    if widths.get(name) and not getattr(config.data, name)
   }
   fields = dataclasses.replace(config.data, **kept)
   return dataclasses.replace(config, data=fields) if kept else config

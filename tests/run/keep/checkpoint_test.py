@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from orbax.checkpoint._src.multihost import multihost
 import pytest
 
 from grpo_jax.mesh import sharding
@@ -71,29 +72,29 @@ def save_some(saves, metrics=(None, 1.0, 0.5, None)):
 
 def test_a_fingerprint_knows_every_bit_and_place_and_no_mesh():
   whole = state_of(1)
-  known = fingerprints.of(whole)
+  known = fingerprints.compute(whole)
   for place in [(0, 0), (255, 511), (3, 200)]:
     for bit in (0, 22, 31):
       words = np.array(whole['params']).view(np.uint32).copy()
       words[place] ^= np.uint32(1) << bit
       changed = {**whole, 'params': jnp.asarray(words.view(np.float32))}
-      assert fingerprints.of(changed) != known
+      assert fingerprints.compute(changed) != known
   swapped = np.array(whole['params'])[:, ::-1].copy()
-  assert fingerprints.of({**whole, 'params': swapped}) != known
+  assert fingerprints.compute({**whole, 'params': swapped}) != known
   flags = {**whole, 'flags': jnp.array([False, True])}
-  assert fingerprints.of(flags) != known
+  assert fingerprints.compute(flags) != known
   mesh = sharding.make_mesh(4, 2, 1)
   spread = jax.device_put(
     whole, jax.tree.map(lambda x: x.sharding, abstract(mesh))
   )
-  assert fingerprints.of(spread) == known
+  assert fingerprints.compute(spread) == known
 
 
 def test_a_fingerprint_is_that_which_older_checkpoints_hold():
   array = np.random.default_rng(0).standard_normal((3, 5), np.float32)
   bits = array.view(np.uint32).reshape(-1).tolist()
   sums = sum((2 * place + 1) * word for place, word in enumerate(bits))
-  assert fingerprints.of([array, array > 0]) == [
+  assert fingerprints.compute([array, array > 0]) == [
     sums % 2**32,
     sum(2 * place + 1 for place in np.flatnonzero(array > 0)),
   ]
@@ -164,9 +165,9 @@ def test_another_first_field_than_was_saved_is_noticed(opened, monkeypatch):
   open_again, _, _ = opened
   with open_again() as saves:
     saves.save(1, Whole(state_of(1), state_of(2)), {})
-  real = fingerprints.of
+  real = fingerprints.compute
   monkeypatch.setattr(
-    fingerprints, 'of', lambda tree: [n ^ 1 for n in real(tree)]
+    fingerprints, 'compute', lambda tree: [n ^ 1 for n in real(tree)]
   )
   with open_again(read_only=True) as saves:
     with pytest.raises(ValueError, match='not those that were saved'):
@@ -325,7 +326,8 @@ def test_what_lies_beside_the_arrays_is_covered(opened):
   digest = json.loads(found)['fingerprint']['host']
   for old, new in (
     ('"position": 3', '"position": 7'),
-    ('"metric": 0.75', '"metric": 0.05'),
+    ('"value": 0.75', '"value": 0.05'),
+    ('"name": "accuracy"', '"name": "accurate"'),
     (digest[:8], '00000000'),
     ('"host": "', '"hist": "'),
   ):
@@ -448,7 +450,8 @@ def test_what_writers_have_copied_goes_back_to_the_system(opened, monkeypatch):
   calls = []
   with open_again() as saves:
     saves.save(0, state_of(0), {})
-    monkeypatch.setattr(host_memory, '_trim', lambda: calls.append)
+    library = types.SimpleNamespace(malloc_trim=calls.append)
+    monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda name: library)
     saves.save(1, state_of(1), {})  # waits for the one before
     assert calls == [0]
     saves.wait()
@@ -459,11 +462,8 @@ def test_another_c_library_is_left_alone(monkeypatch):
   class Other:
     """A library without `malloc_trim`."""
 
-  host_memory._trim.cache_clear()
   monkeypatch.setattr(host_memory.ctypes, 'CDLL', lambda name: Other())
   host_memory.give_back()
-  assert host_memory._trim() is None
-  host_memory._trim.cache_clear()
 
 
 def test_a_full_disk_is_counted_and_tried_again(opened):
@@ -508,3 +508,20 @@ def test_a_save_is_due_after_minutes(tmp_path, monkeypatch):
   with Checkpoints(tmp_path / 'b') as saves:
     now[0] = 1e9
     assert not saves.is_due()
+
+
+def test_orbax_waits_at_our_barriers_as_long_as_it_says():
+  """And behind it at its own."""
+  own, met = multihost.sync_global_processes, []
+  barrier = lambda **how: met.append(how)
+  two = types.SimpleNamespace(number=2)
+  with checkpoint._own_barriers(two, barrier):
+    multihost.sync_global_processes('a save', timeout=7, processes={0, 1})
+    multihost.sync_global_processes('a read')
+  assert met == [
+    {'key': 'a save', 'timeout_ms': 7_000},
+    {'key': 'a read', 'timeout_ms': 1_200_000},
+  ]
+  assert multihost.sync_global_processes is own
+  with checkpoint._own_barriers(types.SimpleNamespace(number=1), barrier):
+    assert multihost.sync_global_processes is own
