@@ -4,6 +4,7 @@ Every field of the config has a row, or stands among those that take any value.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from unittest import mock
@@ -19,6 +20,7 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
+from grpo_jax.monitor import table
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
@@ -565,7 +567,9 @@ def test_an_unknown_best_metric_is_refused(name):
     '', 'heldout_accuracy', 'reward', 'accuracy', 'reward/exact_match',
     'reward/exact_match_std', 'kl_old_k3', 'entropy', 'adam_carried_norm',
     'length_tokens', 'geometry_cosine_mean', 'sample_tokens_per_sec',
-    'groups_solved', 'truncated', 'loss', 'mfu_learn',
+    'groups_solved', 'truncated', 'loss', 'mfu_learn', 'tokens_drawn',
+    'groups_short', 'groups_surplus', 'learning_rate_min',
+    *itertools.chain(*table.GROUPS.values()),
   ],
 )  # fmt: skip
 def test_a_metric_that_a_run_may_have_is_not(name):

@@ -7,7 +7,6 @@ those of `grpo_jax.config`.
 from collections.abc import Sequence
 import difflib
 import os
-import re
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.mesh import sharding
+from grpo_jax.monitor import table
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.keep.objects import is_object
 
@@ -141,31 +141,21 @@ def check_model(
     )
 
 
-# Metrics of which all names are known: by the first word of a name.
-_NAMES = {
-  'accuracy': ('accuracy', 'accuracy_drawn'),
-  'groups': ('groups_solved', 'groups_failed'),
-  'heldout': (
-    'heldout_accuracy', 'heldout_failed', 'heldout_graded', 'heldout_too_long',
-  ),
-  'judged': ('judged', 'judged_per_sec'),
-  'length': (
-    'length_tokens', 'length_tokens_max', 'length_tokens_right',
-    'length_tokens_wrong',
-  ),
-  'loss': ('loss',),
-  'reward': ('reward',),
-  'rewards': ('rewards_failed',),
-  'truncated': ('truncated',),
-  'uniform': ('uniform_groups',),
-}  # fmt: skip
-# First words of the others, of which each method and option has its own.
-_FAMILIES = frozenset(
-  'adam advantage ahead capped clip clipped conflict detached device elapsed '
-  'ends entropy ess expert gated geometry grad host idle importance judge '
-  'kept kl learn left log mfu needed nonfinite off outside overshoot param '
-  'penalized positive prefix prompts pruned ratio rollout router sample '
-  'sampler saturated saves staleness step update value'.split()
+# Metrics that begin with a word of which all of them are known; another name
+# with such a word is a mistake.
+_NAMES = frozenset(
+  'accuracy accuracy_drawn groups_failed groups_short groups_solved '
+  'groups_surplus heldout_accuracy heldout_failed heldout_graded '
+  'heldout_too_long judged judged_per_sec length_tokens length_tokens_max '
+  'length_tokens_right length_tokens_wrong loss reward rewards_failed '
+  'truncated uniform_groups'.split()
+)
+# First words of the others, of which each method and option has its own, beside
+# those that are shown.
+_WORDS = frozenset(
+  'advantage capped clip conflict detached elapsed ends expert gated '
+  'importance kept log needed off outside penalized positive pruned router '
+  'sampler saturated tokens value'.split()
 )
 
 
@@ -183,12 +173,12 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
     return
   ends = '', *config_lib.REWARD_METRICS
   of_rewards = [f'reward/{label}{end}' for label in labels for end in ends]
-  first = re.split('[_/]', name)[0]
-  if name in of_rewards or name in _NAMES.get(first, ()):
+  shown = {metric for rows in table.GROUPS.values() for metric in rows}
+  known = [*of_rewards, *sorted(_NAMES | shown)]
+  word = lambda metric: metric.partition('_')[0]
+  open_words = _WORDS | set(map(word, shown)) - set(map(word, _NAMES))
+  if name in known or word(name) in open_words and '/' not in name:
     return
-  if first in _FAMILIES and '/' not in name:
-    return
-  known = [*of_rewards, *(one for names in _NAMES.values() for one in names)]
   near = difflib.get_close_matches(name, known, 1, 0)
   raise ValueError(
     f'config.checkpoint.best_metric={name!r} is no metric of this run, so that '
