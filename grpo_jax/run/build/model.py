@@ -93,8 +93,7 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
         'has trained.'
       )
     return weights.source(path, needs_weights)
-  saved = records.config_of(workdir)
-  run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
+  run = records.saved_config(workdir)
   theirs = run.model.path
   if objects_lib.is_object(theirs) or is_function(theirs):
     raise ValueError(

@@ -251,14 +251,12 @@ def refuse_another(
       field must be what the run was given.
   """
   directory = pathlib.Path(directory)
-  earlier = records.saved_config(directory)
-  if earlier is None:
+  if not records.holds_run(directory):
     return
+  earlier = records.saved_config(directory)
   if bound is None:
     objects_lib.refuse_without(directory, earlier, config)
-  # An earlier version may not have had a field. Its runs did what the default
-  # of that field does.
-  before = {**records.flat(Config()), **config_lib.flat(earlier)}
+  before = records.flat(earlier)
   for name, value in records.flat(config).items():
     free = config_lib.is_free(name, config)
     if bound is not None:
@@ -287,12 +285,13 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
     directory: May not exist.
     config: Of this start.
   """
-  earlier = (records.saved_config(directory) or {}).get('data')
-  known = earlier if isinstance(earlier, dict) else {}
+  if not records.holds_run(directory):
+    return config
+  earlier = records.saved_config(directory)
   kept = {
-    name: tuple(known[name])
+    name: getattr(earlier.data, name)
     for name in ('prompt_buckets', 'completion_buckets')
-    if known.get(name) and not getattr(config.data, name)
+    if not getattr(config.data, name)
   }
   fields = dataclasses.replace(config.data, **kept)
   return dataclasses.replace(config, data=fields) if kept else config
