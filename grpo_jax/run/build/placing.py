@@ -29,23 +29,53 @@ from grpo_jax.run.keep.objects import FIELDS
 from grpo_jax.run.keep.objects import Objects
 from grpo_jax.run.keep.objects import words
 
-_ITEMS = {
-  'prompts': 'prompts',
-  'heldout': 'held-out prompts',
-  'demonstrations': 'demonstrations',
-}
+_RECORD = {'prompt': '1+2=', 'answer': '3'}
+_RECORDS = (
+  'a list of dicts, or any object with __len__ and __getitem__ that returns '
+  "dicts, or a name as in a config: 'arithmetic' or the path of a JSONL file"
+)
 
 
-# The type that an argument must have, where to get one, and how it is called.
+def _is_data(value: Any) -> bool:
+  # A dict has both too, but its keys are no positions.
+  sized = hasattr(value, '__len__') and hasattr(value, '__getitem__')
+  return sized and not isinstance(value, Mapping)
+
+
+def _is_method(value: Any) -> bool:
+  return isinstance(value, losses.LossTransform) or callable(value)
+
+
+def _count(noun: str) -> Callable[[Any], str]:
+  return lambda records: f'{type(records).__name__} of {len(records)} {noun}'
+
+
+class _Kind(NamedTuple):
+  """What an argument may be beside a name."""
+
+  fits: Callable[[Any], bool]
+  advice: str  # where to get one
+  what: Callable[[Any], str]  # how it is called in the config
+
+
 _KINDS = {
-  'tokenizer': (
-    data.Tokenizer,
+  'prompts': _Kind(_is_data, _RECORDS, _count('prompts')),
+  'heldout': _Kind(_is_data, _RECORDS, _count('held-out prompts')),
+  'demonstrations': _Kind(_is_data, _RECORDS, _count('demonstrations')),
+  'method': _Kind(
+    _is_method,
+    'a LossTransform such as losses.methods.grpo(high=0.3), a function without '
+    "arguments that returns one, or a name such as 'dapo'",
+    lambda method: f'method {_short_name(method)}',
+  ),
+  'tokenizer': _Kind(
+    lambda value: isinstance(value, data.Tokenizer),
     'a grpo_jax.data.Tokenizer, which character_tokenizer and '
     'Tokenizer.from_folder return, or a name as in config.data.tokenizer',
     lambda tokenizer: f'tokenizer of {tokenizer.vocab_size} tokens',
   ),
-  'model': (
-    foreign.Pretrained,
+  'model': _Kind(
+    lambda value: isinstance(value, foreign.Pretrained),
     'what grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
     'config.model.path',
     lambda own: f'model {own.model.name}',
@@ -116,39 +146,34 @@ def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 
 def _placed(argument: str, value: Any, last_turn: str) -> _Placed:
   """What stands in the config for one argument but the rewards."""
+  kind = _KINDS[argument]
   if isinstance(value, str):
     return _Placed(value)
-  if argument in _ITEMS:
-    return _data(argument, value, last_turn)
-  if argument == 'method':
-    return _method(value)
-  kind, advice, what = _KINDS[argument]
-  if not isinstance(value, kind):
-    raise _of_wrong_kind(argument, value, advice)
-  return _Placed(words(what(value)), value, provenance.record(value))
-
-
-def _of_wrong_kind(argument: str, value: Any, advice: str) -> ValueError:
-  kind = type(value).__name__
-  return ValueError(
-    f'{argument}={value!r:.60} is of type {kind}; give {advice}.'
-  )
-
-
-def _data(argument: str, records: Any, last_turn: str) -> _Placed:
-  """Prompts, held-out prompts or demonstrations."""
-  sized = hasattr(records, '__len__') and hasattr(records, '__getitem__')
-  # A dict has both too, but its keys are no positions.
-  if not sized or isinstance(records, Mapping):
-    raise _of_wrong_kind(
-      argument,
-      records,
-      'a list of dicts, or any object with __len__ and __getitem__ that '
-      "returns dicts, or a name as in a config: 'arithmetic' or the path of a "
-      'JSONL file',
+  if not kind.fits(value):
+    raise ValueError(
+      f'{argument}={value!r:.60} is of type {type(value).__name__}; give '
+      f'{kind.advice}.'
     )
-  if not len(records) and argument == 'heldout':
-    return _Placed('')
+  record = provenance.record
+  if kind.fits is _is_data:
+    if argument == 'heldout' and not len(value):
+      return _Placed('')
+    _check_data(argument, value, last_turn)
+    record = provenance.record_of_data
+  elif argument == 'method':
+    # By name where there is one: such a run needs no object to go on.
+    name = _short_name(value)
+    if name in losses.methods.__all__ and (
+      getattr(losses.methods, name) is value
+    ):
+      return _Placed(name)
+  is_made = isinstance(value, losses.LossTransform)
+  stands = (lambda: value) if is_made else value
+  return _Placed(words(kind.what(value)), stands, record(value))
+
+
+def _check_data(argument: str, records: Any, last_turn: str) -> None:
+  """Raises a ValueError if a run cannot use these records."""
   if not len(records):
     raise ValueError(f'{argument} is empty; give at least one record.')
   if len(records) >= sys.maxsize:  # what grain says of a repeated dataset
@@ -160,8 +185,6 @@ def _data(argument: str, records: Any, last_turn: str) -> _Placed:
   # Not all records of a large data set, because reading one may take a while.
   for index in provenance.ends(len(records)):
     _check_record(f'{argument}[{index}]', records[index], needed, last_turn)
-  what = f'{type(records).__name__} of {len(records)} {_ITEMS[argument]}'
-  return _Placed(words(what), records, provenance.record_of_data(records))
 
 
 def _check_record(
@@ -175,10 +198,9 @@ def _check_record(
     needed: The fields that must be there.
     last_turn: See `config.Data`.
   """
-  example = "{'prompt': '1+2=', 'answer': '3'}"
   if not isinstance(record, Mapping):
     raise ValueError(
-      f'{where} is {record!r:.60}, but a dict is needed, such as {example}.'
+      f'{where} is {record!r:.60}, but a dict is needed, such as {_RECORD}.'
     )
   if last_turn == 'answer' and 'prompt' in record:
     try:
@@ -189,33 +211,13 @@ def _check_record(
     if field not in record:
       raise ValueError(
         f'{where} has the fields {list(record)}, but the field {field!r} is '
-        f'needed; give records such as {example}.'
+        f'needed; give records such as {_RECORD}.'
       )
   if problem := data.prompt_problem(record['prompt']):
     raise ValueError(
       f"{where}['prompt'] must be a text or a list of messages, but {problem}; "
       'correct the record.'
     )
-
-
-def _method(method: Any) -> _Placed:
-  """A `LossTransform`, or a function that makes one."""
-  if isinstance(method, losses.LossTransform):
-    record = provenance.record(method)
-    return _Placed(words('method LossTransform'), lambda: method, record)
-  if not callable(method):
-    raise _of_wrong_kind(
-      'method',
-      method,
-      'a LossTransform such as losses.methods.grpo(high=0.3), a function '
-      "without arguments that returns one, or a name such as 'dapo'",
-    )
-  # By name where there is one: such a run needs no object to go on.
-  name = _short_name(method)
-  if name in losses.methods.__all__ and getattr(losses.methods, name) is method:
-    return _Placed(name)
-  record = provenance.record(method)
-  return _Placed(words(f'method {name}'), method, record)
 
 
 def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
@@ -227,11 +229,11 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
     )
   names = set()
   for index, item in enumerate(items):
-    where, name, kwargs = f'rewards[{index}]', '', {}
+    where, name, more = f'rewards[{index}]', '', {}
     function, weight = item, 1.0
     if isinstance(item, WeightedReward):
       function, weight, name = item.function, item.weight, item.name
-      kwargs = item.kwargs
+      more = _more(where, item)
     elif isinstance(item, list | tuple) and len(item) == 2:
       function, weight = item
     if not _is_reward(function, weight):
@@ -242,7 +244,7 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
       )
     if callable(function):
       judged = ('prompt', 'completion', 'example')
-      _check_arguments(where, function, judged, kwargs)
+      _check_arguments(where, function, judged, more.get('kwargs', {}))
       # By name where there is one, as a config would have it.
       if not name and _is_builtin(function):
         function = function.__name__
@@ -261,7 +263,6 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
         'as in WeightedReward(name, function, weight).'
       )
     names.add(name)
-    more = _more(where, item) if isinstance(item, WeightedReward) else {}
     yield one, config_lib.Reward(one.name, float(weight), **more)
 
 
