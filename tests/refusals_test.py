@@ -24,7 +24,6 @@ from grpo_jax.monitor import table
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
-from grpo_jax.run.keep.objects import NOTHING
 from tests import cli
 
 # Fields by name, what they are given, and what the refusal says of them. Of a
@@ -673,7 +672,7 @@ def test_a_flag_without_meaning_is_refused(given, words, tmp_path):
   ],
 )
 def test_an_evaluation_of_nothing_is_refused(given, words):
-  policy = policies.Policy(mock.Mock(), 3, NOTHING)
+  policy = policies.Policy(mock.Mock(), 3)
   given = dict(examples=0, samples=8, ks=[1]) | given
   with pytest.raises(ValueError, match=re.escape(words)):
     policies.evaluate(policy, **given)

@@ -19,6 +19,7 @@ from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
+from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run.build import build
@@ -45,7 +46,8 @@ class Policy(NamedTuple):
 
   run: build.Sampler  # its engine has the parameters of the checkpoint
   step: int  # rollouts that the policy has learned from
-  objects: Objects  # what was given in Python
+  heldout: Any = None  # source of records, to evaluate; None without one
+  rewards: tuple[WeightedReward, ...] = ()  # that judge an evaluation
 
 
 def load(
@@ -106,7 +108,14 @@ def load(
   frozen = build.frozen_params(run)
   build_model.check_frozen(saved, fingerprints.of(frozen), config.model.path)
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
-  return Policy(run, saved.step, objects)
+  if not to_evaluate:
+    return Policy(run, saved.step)
+  return Policy(
+    run,
+    saved.step,
+    build_data.heldout(run.config, objects),
+    build_rewards.functions(run.config, objects, run.mesh),
+  )
 
 
 def evaluate(
@@ -144,20 +153,18 @@ def evaluate(
     ValueError: There are no held-out problems, or a k above `samples`; rows are
       longer than the model was made for; or the completions cannot be written.
   """
-  run, objects = policy.run, policy.objects
-  config = run.config.evaluation
+  run, heldout = policy.run, policy.heldout
   # Absolute from here on: a reward function may change the directory.
   completions = completions and os.path.abspath(completions)
   _whole('samples', samples, 1)
   _whole('examples', examples, 0)
   pass_at_k.check_ks(ks, samples)
-  heldout = build_data.heldout(run.config, objects)
   if heldout is None:
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'
     )
   records, too_long = build_data.heldout_records(
-    run.data, run.tokenizer, heldout, examples or config.examples
+    run.data, run.tokenizer, heldout, examples or run.evaluation.examples
   )
   if not records:
     raise ValueError(
@@ -167,19 +174,18 @@ def evaluate(
   sampling, limit = _sampling(run, temperature, max_tokens)
   prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
   longest = max(map(len, prompts))
-  limits.check_length(run.config, longest, limit)
-  answer = answer or build.answer_function(run.config)
-  rewards = build_rewards.functions(run.config, objects, run.mesh)
-  with build_rewards.workers(run.limits, rewards) as workers:
+  limits.check_length(run.weights, longest, limit)
+  answer = answer or build.answer_function(run.evaluation)
+  with build_rewards.workers(run.limits, policy.rewards) as workers:
     rollout = rollout_lib.collect(
       records,
       run.engine,
       run.tokenizer,
-      rewards,
+      policy.rewards,
       sampling,
       limit,
       samples,
-      run.config.seed,
+      run.draw.seed,
       policy.step,
       run.data.completion_buckets,
       purpose='eval',  # other random numbers than those of the training
@@ -189,7 +195,7 @@ def evaluate(
   summary = {
     'checkpoint': policy.step,
     **pass_at_k.summarize(
-      rollout, ks, config.right_reward, run.config.seed, answer
+      rollout, ks, run.draw.right_reward, run.draw.seed, answer
     ),
     **{name: int(number) for name, number in too_long.items()},
   }
@@ -220,7 +226,7 @@ def _sampling(
   sampling = run.sampling
   if temperature is not None:
     sampling = dataclasses.replace(sampling, temperature=temperature)
-  limit = run.config.sampler.max_tokens if max_tokens is None else max_tokens
+  limit = run.draw.max_tokens if max_tokens is None else max_tokens
   engines.check_limit(limit, sampling)
   return sampling, limit
 
@@ -299,7 +305,7 @@ def _requests(
   sampling, limit = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(prompts):
     ids = run.tokenizer.encode_prompt(prompt)
-    limits.check_length(run.config, len(ids), limit)
+    limits.check_length(run.weights, len(ids), limit)
     yield (
       prompt,
       engines.requests(
@@ -308,7 +314,7 @@ def _requests(
         number,
         sampling,
         limit,
-        run.config.seed,
+        run.draw.seed,
         policy.step,
         purpose='sample command',
       ),

@@ -54,6 +54,8 @@ class Sampler(NamedTuple):
   weights: specs.WeightsSpec
   data: specs.DataSpec
   limits: specs.WorkersSpec  # of the processes that call rewards
+  draw: specs.DrawSpec
+  evaluation: specs.EvaluationSpec
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
   model: models.Model
@@ -111,7 +113,7 @@ def run(
   limits.check_schedule(config)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
-  answer_function(config)  # raises if there is none
+  answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, objects, mesh)
   limits.check_best_metric(config, [judge.name for judge in judges])
@@ -140,25 +142,11 @@ def run_specs(
   mesh: Any,
   method: losses.LossTransform,
 ) -> dict[str, Any]:
-  """The specs that need no data, by the name of their field in `Run`."""
-  fields, kept, log = config.sampler, config.checkpoint, config.log
+  """The specs of what learns, by the name of their field in `Run`."""
+  kept, log = config.checkpoint, config.log
   return {
     'steps': config.steps,
-    'draw': specs.DrawSpec(
-      seed=config.seed,
-      prompts=fields.prompts,
-      group=fields.group,
-      max_tokens=fields.max_tokens,
-      resample_rounds=fields.resample_rounds,
-      retire_solved=fields.retire_solved,
-      right_reward=config.evaluation.right_reward,
-      shuffles=config.shuffle_rewards,
-      ahead=fields.ahead,
-    ),
     'learn': build_learner.learn_spec(config, model, mesh, method),
-    'evaluation': specs.EvaluationSpec(
-      config.evaluation.every_steps, config.evaluation.examples
-    ),
     'keep': specs.KeepSpec(
       every_steps=kept.every_steps,
       every_minutes=kept.every_minutes,
@@ -173,6 +161,32 @@ def run_specs(
       log.completions_every_steps if log.token_effects else 0,
       log.geometry_every_steps,
       config.seed,
+    ),
+  }
+
+
+def sampler_specs(
+  config: Config, own: foreign.Pretrained | None = None
+) -> dict[str, Any]:
+  """The specs of what draws, by the name of their field in `Sampler`."""
+  fields, asked = config.sampler, config.evaluation
+  return {
+    'weights': build_model.weights_spec(config, own),
+    'data': build_data.data_spec(config),
+    'limits': build_rewards.workers_spec(config),
+    'draw': specs.DrawSpec(
+      seed=config.seed,
+      prompts=fields.prompts,
+      group=fields.group,
+      max_tokens=fields.max_tokens,
+      resample_rounds=fields.resample_rounds,
+      retire_solved=fields.retire_solved,
+      right_reward=asked.right_reward,
+      shuffles=config.shuffle_rewards,
+      ahead=fields.ahead,
+    ),
+    'evaluation': specs.EvaluationSpec(
+      asked.every_steps, asked.examples, asked.answer
     ),
   }
 
@@ -231,23 +245,22 @@ def sampler(
   build_model.check_device(config, mesh)
   tokenizer = build_data.tokenizer_of(config, objects)
   config = build_data.with_widths(config, tokenizer, objects, checks=trains)
-  limits.check_context(config)
+  own = build_model.own_model(config, objects)
+  made = sampler_specs(config, own)
+  limits.check_length(made['weights'], *limits.longest(config))
   if trains:
     limits.check_rows(config, sharding.row_shards(mesh))
-  own = build_model.own_model(config, objects)
   model, engine = _model_and_engine(
     config, own, tokenizer, mesh, trains, shares
   )
   return Sampler(
-    config,
-    build_model.weights_spec(config, own),
-    build_data.data_spec(config),
-    build_rewards.workers_spec(config),
-    tokenizer,
-    mesh,
-    model,
-    engine,
-    drawing_of(config.sampler, tokenizer.eos_ids),
+    **made,
+    config=config,
+    tokenizer=tokenizer,
+    mesh=mesh,
+    model=model,
+    engine=engine,
+    sampling=sampling_spec(config.sampler, tokenizer.eos_ids),
   )
 
 
@@ -286,13 +299,15 @@ def _model_and_engine(
   return model, engine
 
 
-def answer_function(config: Config) -> Callable[[str], str] | None:
+def answer_function(
+  spec: specs.EvaluationSpec,
+) -> Callable[[str], str] | None:
   """What reads the answer out of a completion; None if the config names none.
 
   Raises:
     ValueError: There is no such function.
   """
-  name = config.evaluation.answer
+  name = spec.answer
   return (
     importing.imported(name, f'config.evaluation.answer={name!r}')
     if name
@@ -300,7 +315,7 @@ def answer_function(config: Config) -> Callable[[str], str] | None:
   )
 
 
-def drawing_of(
+def sampling_spec(
   config: config_lib.Sampler, eos_ids: Sequence[int]
 ) -> engines.Sampling:
   """How a run draws tokens."""
@@ -423,7 +438,8 @@ def abstract(
   config = _with_widths(config)
   limits.check_schedule(config)
   limits.check_rows(config, sharding.row_shards(mesh))
-  limits.check_context(config)
+  made = sampler_specs(config)
+  limits.check_length(made['weights'], *limits.longest(config))
   # An abstract mesh has all that shapes need; nothing else is asked of it.
   shapes: Any = mesh
   nothing: Any = None
@@ -444,11 +460,9 @@ def abstract(
   loss = build_method.method_of(config)
   limits.check_ahead(config, shapes)
   parts = Run(
+    **made,
     **run_specs(config, model, shapes, loss),
     config=config,
-    weights=build_model.weights_spec(config, None),
-    data=build_data.data_spec(config),
-    limits=build_rewards.workers_spec(config),
     warm_up=None,
     sources=(),
     tokenizer=nothing,
@@ -459,7 +473,7 @@ def abstract(
     mesh=shapes,
     model=model,
     engine=engine,
-    sampling=drawing_of(config.sampler, _END),
+    sampling=sampling_spec(config.sampler, _END),
   )
   return Abstract(parts, updater(parts), model.config, engine)
 

@@ -17,38 +17,28 @@ from grpo_jax.config import Config
 from grpo_jax.mesh import sharding
 from grpo_jax.monitor import table
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep.objects import is_object
 
 GIB = 2**30
 
 
-def check_context(config: Config) -> None:
-  """As `check_length`, of the longest row that a run may have.
-
-  Args:
-    config: With widths.
-  """
-  check_length(config, *longest(config))
-
-
-def check_length(config: Config, prompt: int, completion: int) -> None:
+def check_length(spec: WeightsSpec, prompt: int, completion: int) -> None:
   """Raises a ValueError if a row is longer than the model was made for.
 
   Args:
-    config: Of the run.
+    spec: Says how long a row may be.
     prompt: Its tokens.
     completion: The most tokens of a completion.
   """
-  known = build_model.context_tokens(config.model.path)
-  if known is None or config.model.beyond_context:
-    return
-  if prompt + completion > known:
+  most = spec.most_tokens
+  if most is not None and prompt + completion > most:
     raise ValueError(
       f'A prompt of {prompt} tokens and a completion of {completion} have '
       f'{prompt + completion} tokens together, but the model in '
-      f'{config.model.path} was made for {known} (max_position_embeddings in '
-      'its config.json); give shorter ones (data.prompt_buckets, max_tokens), '
-      'or config.model.beyond_context=True if this is meant.'
+      f'{spec.path} was made for {most} (max_position_embeddings in its '
+      'config.json); give shorter ones (data.prompt_buckets, max_tokens), or '
+      'config.model.beyond_context=True if this is meant.'
     )
 
 

@@ -359,12 +359,14 @@ def abstract(
 
 def weights_spec(config: Config, own: foreign.Pretrained | None) -> WeightsSpec:
   """Where the parameters of a run come from."""
+  path, is_free = config.model.path, config.model.beyond_context
   return WeightsSpec(
-    path=config.model.path,
+    path=path,
     own=own and own.params,
     seed=config.seed,
     has_adapters=config.lora.rank > 0,
     base_dtype=config.lora.base_dtype,
+    most_tokens=None if is_free else context_tokens(path),
   )
 
 
