@@ -466,7 +466,7 @@ def test_a_negative_kl_and_a_wide_clip_are_refused_in_a_config():
     ({'low': 1.0, 'high': 1.0}, 'ppo_clip got low=1.0'),
   ):
     with pytest.raises(ValueError, match=re.escape(words)):
-      build_method.method('grpo', kwargs)
+      build_method.make_method('grpo', kwargs)
 
 
 SHAPE = models.ModelConfig(14, num_layers=1, width=32)

@@ -66,7 +66,7 @@ def load(
   Args:
     config: That of the run, or one that differs from it outside `BOUND`.
     workdir: Of the run; nothing in it is changed.
-    which: See `Checkpoints.named`.
+    which: The number of a rollout, 'latest' or 'best'.
     objects: What is given in Python.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
     peers: The processes that sample together.
@@ -142,7 +142,7 @@ def evaluate(
     completions: A Parquet file to write them to, or None.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
-    judging: See `rollout.collect`.
+    judging: How several processes judge together.
 
   Returns:
     What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
@@ -156,8 +156,8 @@ def evaluate(
   run, heldout = policy.run, policy.heldout
   # Absolute from here on: a reward function may change the directory.
   completions = completions and os.path.abspath(completions)
-  _whole('samples', samples, 1)
-  _whole('examples', examples, 0)
+  _check_whole('samples', samples, 1)
+  _check_whole('examples', examples, 0)
   pass_at_k.check_ks(ks, samples)
   if heldout is None:
     raise ValueError(
@@ -210,7 +210,7 @@ def evaluate(
   return summary
 
 
-def _whole(name: str, value: Any, least: int) -> None:
+def _check_whole(name: str, value: Any, least: int) -> None:
   """Raises a ValueError unless a flag is a whole number, `least` or more."""
   if not isinstance(value, numbers.Integral) or value < least:
     none = ' asks for none' if value == 0 else ''
@@ -301,7 +301,7 @@ def _requests(
 ) -> Iterator[tuple[data.Prompt, list[engines.Request]]]:
   """Each prompt, and what an engine is asked about it."""
   run = policy.run
-  _whole('number', number, 1)
+  _check_whole('number', number, 1)
   sampling, limit = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(prompts):
     ids = run.tokenizer.encode_prompt(prompt)

@@ -66,7 +66,7 @@ def source(
 
   made = Ahead(draw_ahead, load, run.engine.unload, wait, steps)
   engine = engines.Interruptible(run.engine, made.between)
-  parts = run._replace(engine=engine, judging=made.judging)
+  parts = dataclasses.replace(run, engine=engine, judging=made.judging)
   if run.workers is not None:
     run.workers.between = made.between
   return made
@@ -118,7 +118,7 @@ def first(run: build.Run) -> Rollout:
   """
   plain = dataclasses.replace(run.draw, resample_rounds=0, shuffles=False)
   with build_rewards.workers(run.limits, run.rewards) as workers:
-    run = run._replace(draw=plain, workers=workers)
+    run = dataclasses.replace(run, draw=plain, workers=workers)
     return sampled(run, PromptState(), 0)[0]
 
 

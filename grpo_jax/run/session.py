@@ -89,7 +89,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
-    run = run._replace(workers=pool)
+    run = dataclasses.replace(run, workers=pool)
     exports = export.Exports(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
@@ -183,7 +183,8 @@ def _joined(run: build.Run, start: Start) -> build.Run:
     if peers.is_stopped():
       raise stop_signal.Stopped
 
-  return run._replace(
+  return dataclasses.replace(
+    run,
     engine=engines.Interruptible(run.engine, between),
     judging=judging.shared(peers, start.stop),
   )

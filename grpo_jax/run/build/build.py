@@ -47,12 +47,13 @@ Config = config_lib.Config
 _END = (0,)  # which ids end a completion changes nothing in a program's size
 
 
-class Sampler(NamedTuple):
-  """The parts of a run that sampling needs; nothing in it learns."""
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """The specs and the parts of a run that sampling needs; nothing learns."""
 
-  config: Config  # with widths
+  config: Config  # with widths; for what is saved, compared, shown or planned
   weights: specs.WeightsSpec
-  data: specs.DataSpec
+  data: specs.WidthSpec
   limits: specs.WorkersSpec  # of the processes that call rewards
   draw: specs.DrawSpec
   evaluation: specs.EvaluationSpec
@@ -63,30 +64,20 @@ class Sampler(NamedTuple):
   sampling: engines.Sampling
 
 
-class Run(NamedTuple):
-  """The specs and the parts of a run, made once; no rollout changes them."""
+@dataclasses.dataclass(frozen=True)
+class Run(Sampler):
+  """What else a run needs to learn; made once, and no rollout changes it."""
 
-  config: Config  # with widths; for what is saved, compared, shown or planned
   steps: int  # rollouts
-  weights: specs.WeightsSpec
-  data: specs.DataSpec
-  limits: specs.WorkersSpec  # of the processes that call rewards
-  draw: specs.DrawSpec
   learn: specs.LearnSpec
   warm_up: specs.WarmUpSpec | None  # None without one
-  evaluation: specs.EvaluationSpec
   keep: specs.KeepSpec
   measure: specs.MeasureSpec
   sources: tuple[workdir.Source, ...]
-  tokenizer: Tokenizer
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
-  mesh: jax.sharding.Mesh
-  model: models.Model
-  engine: engines.Engine
-  sampling: engines.Sampling
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
@@ -98,19 +89,15 @@ def run(
   """Builds everything that a run needs, except its state.
 
   Args:
-    config: See `grpo_jax.config.Config`.
+    config: May leave widths open.
     objects: What the run was given in Python.
-    shares: See `engines.LocalEngine`.
-
-  Returns:
-    A `Run`.
+    shares: Whether several processes draw a rollout together.
 
   Raises:
     ValueError: Something cannot be built; the message says what.
   """
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, objects, *needed)
-  limits.check_schedule(config)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
   answer_function(parts.evaluation)  # raises if there is none
@@ -120,14 +107,13 @@ def run(
   train, shares_of = build_data.train(config, objects)
   heldout = build_data.heldout(config, objects)
   method = build_method.method_of(config, objects)
-  limits.check_ahead(config, mesh)
   return Run(
     **run_specs(config, model, mesh, method),
-    **parts._asdict(),
+    **vars(parts),
     warm_up=build_learner.warm_up_spec(
       config, model, mesh, functools.partial(_demonstrations, config, objects)
     ),
-    sources=build_data.described(config, train, heldout),
+    sources=build_data.describe(config, train, heldout),
     prompts=_read_ahead(data.mixture(train, shares_of, config.seed), config),
     epoch=data.epoch_rows(train, shares_of),
     heldout=heldout,
@@ -169,7 +155,7 @@ def sampler_specs(
   config: Config, own: foreign.Pretrained | None = None
 ) -> dict[str, Any]:
   """The specs of what draws, by the name of their field in `Sampler`."""
-  fields, asked = config.sampler, config.evaluation
+  fields, evaluation = config.sampler, config.evaluation
   return {
     'weights': build_model.weights_spec(config, own),
     'data': build_data.data_spec(config),
@@ -181,12 +167,12 @@ def sampler_specs(
       max_tokens=fields.max_tokens,
       resample_rounds=fields.resample_rounds,
       retire_solved=fields.retire_solved,
-      right_reward=asked.right_reward,
+      right_reward=evaluation.right_reward,
       shuffles=config.shuffle_rewards,
       ahead=fields.ahead,
     ),
     'evaluation': specs.EvaluationSpec(
-      asked.every_steps, asked.examples, asked.answer
+      evaluation.every_steps, evaluation.examples, evaluation.answer
     ),
   }
 
@@ -199,7 +185,7 @@ def _read_ahead(prompts: Any, config: Config) -> Any:
   be read in another thread. What is held out, or shown in the warm-up, is not
   read early.
   """
-  found = [*map(build_data.files_of, build_data.listed(config.data.train))]
+  found = [*map(build_data.files_of, build_data.sources_in(config.data.train))]
   inside = [paths for paths in found if paths is not None]
   if not inside or not all(inside):
     return data.MakeAhead(prompts, config.sampler.prompts)
@@ -227,10 +213,10 @@ def sampler(
   """Builds what draws completions.
 
   Args:
-    config: See `grpo_jax.config.Config`.
+    config: May leave widths open.
     objects: What the run was given in Python.
     trains: Whether a run will read the data, which are then checked first.
-    shares: See `engines.LocalEngine`.
+    shares: Whether several processes draw a rollout together.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -243,13 +229,13 @@ def sampler(
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
+  if trains:
+    limits.check_work(config, mesh)
   tokenizer = build_data.tokenizer_of(config, objects)
   config = build_data.with_widths(config, tokenizer, objects, checks=trains)
   own = build_model.own_model(config, objects)
   made = sampler_specs(config, own)
   limits.check_length(made['weights'], *limits.longest(config))
-  if trains:
-    limits.check_rows(config, sharding.row_shards(mesh))
   model, engine = _model_and_engine(
     config, own, tokenizer, mesh, trains, shares
   )
@@ -382,7 +368,7 @@ def example(run: Run) -> Rollout:
   )
 
 
-def abstract_params(run: Run | Sampler) -> build_model.Parameters:
+def abstract_params(run: Sampler) -> build_model.Parameters:
   """Shapes, dtypes and shardings of the run's parameters."""
   return build_model.abstract(run.model, run.mesh, run.weights.base_dtype)
 
@@ -392,7 +378,7 @@ def initial_params(run: Run) -> Any:
   return build_model.initial(run.weights, run.model, run.mesh)
 
 
-def frozen_params(run: Run | Sampler) -> Any:
+def frozen_params(run: Sampler) -> Any:
   """The parameters that no update changes; see `model.frozen`."""
   return build_model.frozen(run.weights, run.model, run.mesh)
 
@@ -416,9 +402,8 @@ def abstract(
   """The parts of a run on some mesh, from shapes alone.
 
   Args:
-    config: See `grpo_jax.config.Config`. With `model.path` a folder is enough
-      that holds a `config.json` and no weights. Data is read only if the
-      config leaves the widths of prompts open.
+    config: With `model.path` a folder is enough that holds a `config.json` and
+      no weights. Data is read only if the widths of prompts are left open.
     mesh: `config.mesh` is not read.
 
   Raises:
@@ -436,12 +421,11 @@ def abstract(
       'known here; give the name of a method that reads as much.'
     )
   config = _with_widths(config)
-  limits.check_schedule(config)
-  limits.check_rows(config, sharding.row_shards(mesh))
-  made = sampler_specs(config)
-  limits.check_length(made['weights'], *limits.longest(config))
   # An abstract mesh has all that shapes need; nothing else is asked of it.
   shapes: Any = mesh
+  limits.check_work(config, shapes)
+  made = sampler_specs(config)
+  limits.check_length(made['weights'], *limits.longest(config))
   nothing: Any = None
   # The shape comes with its vocabulary, but for another run's.
   named = path and not build_model.is_run(path)
@@ -458,7 +442,6 @@ def abstract(
     ),
   )
   loss = build_method.method_of(config)
-  limits.check_ahead(config, shapes)
   parts = Run(
     **made,
     **run_specs(config, model, shapes, loss),

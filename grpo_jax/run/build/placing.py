@@ -97,8 +97,8 @@ def place(
   """The config with names, or words, for what a user gives; and the objects.
 
   Args:
-    config: Of the run.
-    rewards: See `grpo_jax.train`; None leaves the config as it is.
+    config: What the objects are put into.
+    rewards: As `grpo_jax.train` takes them; None leaves the config as it is.
     **arguments: The same for `prompts`, `heldout`, `demonstrations`, `method`,
       `tokenizer` and `model`.
 
@@ -196,7 +196,7 @@ def _check_record(
     where: How messages name the record.
     record: What the data set returned.
     needed: The fields that must be there.
-    last_turn: See `config.Data`.
+    last_turn: `data.last_turn`, what becomes of an answer in a chat.
   """
   if not isinstance(record, Mapping):
     raise ValueError(

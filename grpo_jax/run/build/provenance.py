@@ -60,21 +60,21 @@ def record(value: Any) -> Record:
   """
   if isinstance(value, losses.LossTransform):
     facts = {'requires': sorted(value.requires), 'scope': value.scope}
-    return _recorded(value, tuple(value), **facts)
+    return _record(value, tuple(value), **facts)
   if isinstance(value, data.Tokenizer):
     fields = dataclasses.fields(value)
     hashed = {x.name: getattr(value, x.name) for x in fields if x.init}
     hashed['backend'] = value.backend.to_str()
-    return _recorded(value, hashed, vocab_size=value.vocab_size)
+    return _record(value, hashed, vocab_size=value.vocab_size)
   if isinstance(value, foreign.Pretrained):
     model, leaves = value.model, []
     for path, x in jax.tree_util.tree_leaves_with_path(value.model.shapes):
       leaves.append((jax.tree_util.keystr(path), x.shape))
-    calls = [_described(x, False) for x in (model.call, model.init_cache)]
+    calls = [_describe(x, False) for x in (model.call, model.init_cache)]
     hashed = model.name, leaves, model.attention, calls
     size = sum(math.prod(shape) for _, shape in leaves)
-    return _recorded(value, hashed, name=model.name, parameters=size)
-  return _recorded(value, None, source=source(value))
+    return _record(value, hashed, name=model.name, parameters=size)
+  return _record(value, None, source=source(value))
 
 
 def record_of_data(records: Sequence[Any]) -> Record:
@@ -85,13 +85,13 @@ def record_of_data(records: Sequence[Any]) -> Record:
   """
   hashed = [records[index] for index in ends(len(records))]
   counts = {'length': len(records), 'items_hashed': len(hashed)}
-  return _recorded(records, hashed, **counts)
+  return _record(records, hashed, **counts)
 
 
-def _recorded(value: Any, hashed: Any, **facts: Any) -> Record:
+def _record(value: Any, hashed: Any, **facts: Any) -> Record:
   """The record of a value, of which `hashed` is hashed; None: itself."""
   counted = hashed is not None
-  described = _described(hashed if counted else value, counted)
+  described = _describe(hashed if counted else value, counted)
   digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
   return {'name': qualified_name(value), **facts, 'sha256': digest}
 
@@ -145,7 +145,7 @@ def _lambda_source(function: Callable[..., Any]) -> str | None:
     for node in ast.walk(ast.parse(text))
     if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
   ]
-  # Of several on one line, the one whose body was compiled to this code.
+  # If several are on one line, the one whose body was compiled to this code.
   if len(found) > 1:
     compiled = {(line, column) for line, _, column, _ in code.co_positions()}
     placed = [
@@ -170,7 +170,7 @@ def _compiles_to(node: ast.Lambda, code: types.CodeType) -> bool:
   return (found.co_code, found.co_consts) == (code.co_code, code.co_consts)
 
 
-def _described(value: Any, counted: bool, seen=frozenset()) -> Any:
+def _describe(value: Any, counted: bool, seen=frozenset()) -> Any:
   """A value as nested lists of strings, equal in another process.
 
   Args:
@@ -188,7 +188,7 @@ def _described(value: Any, counted: bool, seen=frozenset()) -> Any:
   if id(value) in seen:
     return 'itself'
   around = seen | {id(value)}
-  parts = [_described(x, counted, around) for x in _parts(value, counted)]
+  parts = [_describe(x, counted, around) for x in _parts(value, counted)]
   if isinstance(value, set | frozenset):
     # Their order differs between processes.
     parts = sorted(map(json.dumps, parts))

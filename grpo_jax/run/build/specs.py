@@ -29,7 +29,7 @@ class WeightsSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSpec:
+class WidthSpec:
   """How wide rows are, in tokens."""
 
   prompt_buckets: tuple[int, ...]

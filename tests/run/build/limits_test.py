@@ -207,14 +207,14 @@ def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(
     return export_test.small(folder, **fields, **{'optim.warmup_steps': steps})
 
   for allowed in (0, 12):
-    limits.check_schedule(rising(allowed))
+    limits.check_work(rising(allowed), sharding.make_mesh())
   made = rising(13)
   words = 'warmup_steps=13, but 3 rollouts have 12 optimizer steps'
   with pytest.raises(ValueError, match=words):
     build.run(made)
   with pytest.raises(ValueError, match=words):
     build.abstract(made, sharding.make_mesh())
-  limits.check_schedule(dataclasses.replace(made, steps=0))
+  limits.check_work(dataclasses.replace(made, steps=0), sharding.make_mesh())
 
 
 def test_runs_and_plans_are_refused_then(tmp_path):
