@@ -32,7 +32,7 @@ from grpo_jax.config import whole_files
 from grpo_jax.data import JsonlSource
 from grpo_jax.episodes import rollout
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import provenance
+from grpo_jax.run.build import placing
 from grpo_jax.run.build.specs import WidthSpec
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
@@ -796,7 +796,7 @@ def _key(
     'files': paths,
     'modified': modified,
     'contents': contents,
-    'tokenizer': provenance.record(tokenizer)['sha256'],
+    'tokenizer': placing.record(tokenizer)['sha256'],
   }
   name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
   return data.cache_directory() / 'widths' / f'{name[:32]}.json'

@@ -43,7 +43,7 @@ class Objects(NamedTuple):
   method: Any = None
   tokenizer: Any = None
   model: Any = None
-  records: Mapping[str, dict[str, Any]] = {}  # by words; see `provenance.py`
+  records: Mapping[str, dict[str, Any]] = {}  # by words; see `placing.py`
 
 
 NOTHING = Objects()

@@ -4,7 +4,7 @@
   and the message names the field that differs; `config.FREE` lists the fields
   that may change between two starts.
 - `given.json` has a record of each object that the run was given in Python, if
-  it was given any; see `provenance.py`.
+  it was given any; see `placing.py`.
 - `versions.json` has one entry per start: packages, Python, git revision,
   devices, the rollouts that were done before, whether it replays others, and
   how many records and which hash its data had. A start over data that has
