@@ -182,11 +182,11 @@ EQUIVALENT |= {
   ): 'the checkpoint that was read is not among the bad ones',
   (
     'run/build/compiled_programs.py:_processor',
-    'return hashlib.sha256(told.encode()).hexdigest()[:16]',
+    'return hashlib.sha256(words.encode()).hexdigest()[:16]',
     '16 -> 17',
   ): 'any number of digits tells processors apart',
   (
-    'run/build/provenance.py:_lambda_source',
+    'run/build/placing.py:_lambda_source',
     'if len(found) > 1:',
     'len(found) > 1 -> len(found) >= 1',
   ): 'of a single lambda it finds that lambda; it saves work',

@@ -21,7 +21,7 @@ from grpo_jax.engines.local import prepare
 from grpo_jax.run.build import build
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import provenance
+from grpo_jax.run.build import placing
 
 # What no function of an updater is made from; its numbers are its own.
 _NOT_READ = (
@@ -50,7 +50,7 @@ def _key(run, warms_up=False):
     del config['warm_up']
   if config['optim']['decay'] == 'constant':
     del config['steps']  # no rate depends on it
-  method = provenance.record(run.learn.learner.method)['sha256']
+  method = placing.record(run.learn.learner.method)['sha256']
   # The run is kept, so that no other parameters get the place of its own.
   own = run.config.model.path, id(run.weights.own)
   if isinstance(run.model, models.Transformer):
@@ -99,7 +99,7 @@ def shared_programs():
     return _kept[key]
 
   def corrects(real, method, *sizes):
-    key = 'corrects', provenance.record(method)['sha256'], *sizes
+    key = 'corrects', placing.record(method)['sha256'], *sizes
     if key not in _kept:
       _kept[key] = real(method, *sizes)
     return _kept[key]

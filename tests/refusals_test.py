@@ -4,6 +4,7 @@ Every field of the config has a row, or stands among those that take any value.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from unittest import mock
@@ -19,10 +20,10 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
+from grpo_jax.monitor import table
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
-from grpo_jax.run.keep.objects import NOTHING
 from tests import cli
 
 # Fields by name, what they are given, and what the refusal says of them. Of a
@@ -465,7 +466,7 @@ def test_a_negative_kl_and_a_wide_clip_are_refused_in_a_config():
     ({'low': 1.0, 'high': 1.0}, 'ppo_clip got low=1.0'),
   ):
     with pytest.raises(ValueError, match=re.escape(words)):
-      build_method.method('grpo', kwargs)
+      build_method.make_method('grpo', kwargs)
 
 
 SHAPE = models.ModelConfig(14, num_layers=1, width=32)
@@ -565,7 +566,9 @@ def test_an_unknown_best_metric_is_refused(name):
     '', 'heldout_accuracy', 'reward', 'accuracy', 'reward/exact_match',
     'reward/exact_match_std', 'kl_old_k3', 'entropy', 'adam_carried_norm',
     'length_tokens', 'geometry_cosine_mean', 'sample_tokens_per_sec',
-    'groups_solved', 'truncated', 'loss', 'mfu_learn',
+    'groups_solved', 'truncated', 'loss', 'mfu_learn', 'tokens_drawn',
+    'groups_short', 'groups_surplus', 'learning_rate_min',
+    *itertools.chain(*table.GROUPS.values()),
   ],
 )  # fmt: skip
 def test_a_metric_that_a_run_may_have_is_not(name):
@@ -669,7 +672,7 @@ def test_a_flag_without_meaning_is_refused(given, words, tmp_path):
   ],
 )
 def test_an_evaluation_of_nothing_is_refused(given, words):
-  policy = policies.Policy(mock.Mock(), 3, NOTHING)
+  policy = policies.Policy(mock.Mock(), 3)
   given = dict(examples=0, samples=8, ks=[1]) | given
   with pytest.raises(ValueError, match=re.escape(words)):
     policies.evaluate(policy, **given)

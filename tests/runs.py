@@ -9,6 +9,7 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax.rollouts import parquet
+from grpo_jax.run.build import limits
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -54,8 +55,15 @@ def small(**changes):
 
 
 def records(workdir):
+  """The metrics of a run; `checkpoint.best_metric` may name each of them."""
   lines = (pathlib.Path(workdir) / 'metrics.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  found = [json.loads(line) for line in lines]
+  names = {name for record in found for name in record} - {'step'}
+  labels = {name.partition('/')[2] for name in names if '/' in name}
+  for name in names:
+    best = config_lib.Checkpoint(best_metric=name)
+    limits.check_best_metric(config_lib.Config(checkpoint=best), [*labels])
+  return found
 
 
 def without_times(record):

@@ -17,7 +17,7 @@ from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.config.from_dict import converted
 from grpo_jax.config.load import load_config
-from grpo_jax.run.keep import saved_config
+from grpo_jax.run.keep import records
 
 _IN_BUCKETS = 'train', 'eval', 'sample', 'doctor', 'report'
 _WORDS = {'true': True, 'false': False, 'none': None}
@@ -197,7 +197,7 @@ def _config(
     return None
   try:
     if file is None:
-      found = saved_config.get_config(str(workdir))
+      found = records.get_config(str(workdir))
     else:
       found = load_config(file)
   except (ValueError, OSError):

@@ -40,7 +40,7 @@ def audit(
       f'--method_kwargs={method_kwargs} is no dict of arguments; give one, as '
       'in --method_kwargs="{\'high\': 0.3}".'
     ) from error
-  method = build_method.method(name, kwargs, '--method')
+  method = build_method.make_method(name, kwargs, '--method')
   make = importing.imported(fields, f'--fields={fields!r}') if fields else None
   try:
     return diagnostics.audit(method, make)

@@ -27,7 +27,7 @@ from grpo_jax.run import judging
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import placing
-from grpo_jax.run.keep import saved_config
+from grpo_jax.run.keep import records
 from grpo_jax.run.progress import OnRollout
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def _resolved(config: Any, workdir: Any) -> config_lib.Config:
   if isinstance(config, config_lib.Config):
     return config
   if config is None:
-    config = saved_config.get_config(workdir)
+    config = records.get_config(workdir)
   elif isinstance(config, str | os.PathLike):
     config = load_config(config)
   if not hasattr(config, 'to_dict'):

@@ -19,6 +19,7 @@ from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.models import lora
+from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run.build import build
@@ -45,7 +46,8 @@ class Policy(NamedTuple):
 
   run: build.Sampler  # its engine has the parameters of the checkpoint
   step: int  # rollouts that the policy has learned from
-  objects: Objects  # what was given in Python
+  heldout: Any = None  # source of records, to evaluate; None without one
+  rewards: tuple[WeightedReward, ...] = ()  # that judge an evaluation
 
 
 def load(
@@ -64,7 +66,7 @@ def load(
   Args:
     config: That of the run, or one that differs from it outside `BOUND`.
     workdir: Of the run; nothing in it is changed.
-    which: See `Checkpoints.named`.
+    which: The number of a rollout, 'latest' or 'best'.
     objects: What is given in Python.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
     peers: The processes that sample together.
@@ -111,7 +113,14 @@ def load(
     saved, fingerprints.compute(frozen), config.model.path
   )
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
-  return Policy(run, saved.step, objects)
+  if not to_evaluate:
+    return Policy(run, saved.step)
+  return Policy(
+    run,
+    saved.step,
+    build_data.heldout(run.config, objects),
+    build_rewards.functions(run.config, objects, run.mesh),
+  )
 
 
 def evaluate(
@@ -138,7 +147,7 @@ def evaluate(
     completions: A Parquet file to write them to, or None.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
-    judging: See `rollout.collect`.
+    judging: How several processes judge together.
 
   Returns:
     What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
@@ -149,20 +158,18 @@ def evaluate(
     ValueError: There are no held-out problems, or a k above `samples`; rows are
       longer than the model was made for; or the completions cannot be written.
   """
-  run, objects = policy.run, policy.objects
-  config = run.config.evaluation
+  run, heldout = policy.run, policy.heldout
   # Absolute from here on: a reward function may change the directory.
   completions = completions and os.path.abspath(completions)
-  _whole('samples', samples, 1)
-  _whole('examples', examples, 0)
+  _check_whole('samples', samples, 1)
+  _check_whole('examples', examples, 0)
   pass_at_k.check_ks(ks, samples)
-  heldout = build_data.heldout(run.config, objects)
   if heldout is None:
     raise ValueError(
       'The config has no held-out problems; give --config.data.heldout.'
     )
   records, too_long = build_data.heldout_records(
-    run.data, run.tokenizer, heldout, examples or config.examples
+    run.data, run.tokenizer, heldout, examples or run.evaluation.examples
   )
   if not records:
     raise ValueError(
@@ -172,19 +179,18 @@ def evaluate(
   sampling, limit = _sampling(run, temperature, max_tokens)
   prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
   longest = max(map(len, prompts))
-  limits.check_length(run.config, longest, limit)
-  answer = answer or build.answer_function(run.config)
-  rewards = build_rewards.functions(run.config, objects, run.mesh)
-  with build_rewards.workers(run.limits, rewards) as workers:
+  limits.check_length(run.weights, longest, limit)
+  answer = answer or build.answer_function(run.evaluation)
+  with build_rewards.workers(run.limits, policy.rewards) as workers:
     rollout = rollout_lib.collect(
       records,
       run.engine,
       run.tokenizer,
-      rewards,
+      policy.rewards,
       sampling,
       limit,
       samples,
-      run.config.seed,
+      run.draw.seed,
       policy.step,
       run.data.completion_buckets,
       purpose='eval',  # other random numbers than those of the training
@@ -194,7 +200,7 @@ def evaluate(
   summary = {
     'checkpoint': policy.step,
     **pass_at_k.summarize(
-      rollout, ks, config.right_reward, run.config.seed, answer
+      rollout, ks, run.draw.right_reward, run.draw.seed, answer
     ),
     **{name: int(number) for name, number in too_long.items()},
   }
@@ -209,7 +215,7 @@ def evaluate(
   return summary
 
 
-def _whole(name: str, value: Any, least: int) -> None:
+def _check_whole(name: str, value: Any, least: int) -> None:
   """Raises a ValueError unless a flag is a whole number, `least` or more."""
   if not isinstance(value, numbers.Integral) or value < least:
     none = ' asks for none' if value == 0 else ''
@@ -225,7 +231,7 @@ def _sampling(
   sampling = run.sampling
   if temperature is not None:
     sampling = dataclasses.replace(sampling, temperature=temperature)
-  limit = run.config.sampler.max_tokens if max_tokens is None else max_tokens
+  limit = run.draw.max_tokens if max_tokens is None else max_tokens
   engines.check_limit(limit, sampling)
   return sampling, limit
 
@@ -300,11 +306,11 @@ def _requests(
 ) -> Iterator[tuple[data.Prompt, list[engines.Request]]]:
   """Each prompt, and what an engine is asked about it."""
   run = policy.run
-  _whole('number', number, 1)
+  _check_whole('number', number, 1)
   sampling, limit = _sampling(run, temperature, max_tokens)
   for index, prompt in enumerate(prompts):
     ids = run.tokenizer.encode_prompt(prompt)
-    limits.check_length(run.config, len(ids), limit)
+    limits.check_length(run.weights, len(ids), limit)
     yield (
       prompt,
       engines.requests(
@@ -313,7 +319,7 @@ def _requests(
         number,
         sampling,
         limit,
-        run.config.seed,
+        run.draw.seed,
         policy.step,
         purpose='sample command',
       ),

@@ -57,7 +57,7 @@ def source(
   if not spec.ahead:
     return drawn_at_once(run, updater, wait)
   lease = Lease()
-  run = run._replace(check=lease.check, judging=lease.judging)
+  run = dataclasses.replace(run, check=lease.check, judging=lease.judging)
   draw = functools.partial(sampled, run)
   fill = run.prompts.fill
   return Ahead(draw, load, run.engine.unload, wait, run.steps, fill, lease)
@@ -128,7 +128,7 @@ def first(run: build.Run) -> Rollout:
   """
   plain = dataclasses.replace(run.draw, resample_rounds=0, shuffles=False)
   with build_rewards.workers(run.limits, run.rewards) as workers:
-    run = run._replace(draw=plain, workers=workers)
+    run = dataclasses.replace(run, draw=plain, workers=workers)
     return sampled(run, PromptState(), 0)[0]
 
 

@@ -94,7 +94,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
-    run = run._replace(workers=pool)
+    run = dataclasses.replace(run, workers=pool)
     export_folder = export.writer(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
@@ -191,7 +191,9 @@ def _joined(run: build.Run, start: Start) -> build.Run:
     if peers.is_stopped():
       raise stop_signal.Stopped
 
-  return run._replace(check=check, judging=judging.shared(peers, start.stop))
+  return dataclasses.replace(
+    run, check=check, judging=judging.shared(peers, start.stop)
+  )
 
 
 def _restored(

@@ -244,12 +244,12 @@ def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
     name: [{'prompt': prompt, 'answer': '1'} for prompt in prompts]
     for name, prompts in (('first', '12'), ('second', '345'))
   }
-  named = build_data.named
+  named = build_data.open_source
 
   def opened(config, source, *others):
     return both.get(source.name) or named(config, source, *others)
 
-  monkeypatch.setattr(build_data, 'named', opened)
+  monkeypatch.setattr(build_data, 'open_source', opened)
   found = data_survey.survey(config, 4, 0, QUIET)
   read = [(one.part.name, one.records) for one in found.of('heldout')]
   assert read == [('first', 2), ('second', 3)]
@@ -278,7 +278,7 @@ def of_curriculum(monkeypatch, source, **changes):
   config = runs.small(
     **{'data.train': 'counts', 'data.heldout': '', 'steps': 2, **changes}
   )
-  monkeypatch.setattr(build_data, 'named', lambda *_: source)
+  monkeypatch.setattr(build_data, 'open_source', lambda *_: source)
   rows = data.take(data.prompt_stream(source, config.seed), 0, 4)
   found = data_survey.survey(config, 4, 0, QUIET)
   assert all(one.ids for one in found.prompts), found.prompts

@@ -267,9 +267,11 @@ def test_infinity_may_be_an_argument_of_a_method():
 
 
 def test_methods_by_name_and_by_module():
-  made = build_method.method('gspo', {'low': 0.1})
+  made = build_method.make_method('gspo', {'low': 0.1})
   assert isinstance(made, losses.LossTransform)
-  own = build_method.method('grpo_jax.losses.methods:kl_cov', {'share': 0.5})
+  own = build_method.make_method(
+    'grpo_jax.losses.methods:kl_cov', {'share': 0.5}
+  )
   assert own.scope == 'batch'
 
 
@@ -289,7 +291,7 @@ def test_methods_by_name_and_by_module():
 )
 def test_bad_methods_are_refused(name, kwargs, words):
   with pytest.raises(ValueError, match=words):
-    build_method.method(name, kwargs)
+    build_method.make_method(name, kwargs)
 
 
 def test_what_no_config_can_hold_is_refused():
@@ -308,7 +310,9 @@ def test_every_config_file_resolves_and_opens_with_its_command(path):
   resolved = config.resolve(module.get_config())
   assert dataclasses.is_dataclass(resolved)
   # What it names is there and takes its arguments.
-  build_method.method(resolved.learner.method, resolved.learner.method_kwargs)
+  build_method.make_method(
+    resolved.learner.method, resolved.learner.method_kwargs
+  )
   assert build_rewards.functions(resolved, NOTHING)
   if path.stem == 'plan':  # which trains nothing
     assert module.__doc__.startswith('grpo-jax plan --config=configs/plan.py')

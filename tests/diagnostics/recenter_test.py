@@ -104,8 +104,8 @@ def test_where_the_prefix_matters_only_a_baseline_per_group_keeps_dr_grpo():
 def test_the_brakes_are_audited_by_name():
   """The probes are those of a first update: nothing coasts yet."""
   module = 'grpo_jax.losses.contrib:'
-  coasting = build_method.method(f'{module}coasting_grpo', {'updates': 4})
-  rollback = build_method.method(f'{module}rollback_grpo', {'high': 0.3})
+  coasting = build_method.make_method(f'{module}coasting_grpo', {'updates': 4})
+  rollback = build_method.make_method(f'{module}rollback_grpo', {'high': 0.3})
   clipping = diagnostics.clipping(coasting)
   assert clipping.text == 'zero above 1.2 for A > 0 and below 0.8 for A < 0'
   clipping = diagnostics.clipping(rollback)

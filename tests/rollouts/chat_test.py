@@ -15,6 +15,7 @@ from grpo_jax.episodes import rollout
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import policy as policies
+from grpo_jax.run.build import build
 from tests import tiny
 
 # 38 characters and two more tokens, as many as the tiny model has rows.
@@ -178,9 +179,9 @@ def policy(form):
     tokenizer=tokens,
     engine=engine(),
     sampling=engines.Sampling(eos_ids=(1,)),
-    config=dataclasses.replace(config, sampler=sampler),
+    **build.sampler_specs(dataclasses.replace(config, sampler=sampler)),
   )
-  return policies.Policy(run, 3, policies.NOTHING)
+  return policies.Policy(run, 3)
 
 
 @pytest.mark.parametrize('number', [pytest.param(1, marks=pytest.mark.long), 2])

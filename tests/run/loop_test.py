@@ -1,5 +1,6 @@
 """The whole loop: it learns, not from noise, and it repeats itself."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -259,10 +260,12 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
   monkeypatch.setattr(sampling.rollout_lib, 'collect', collect)
   run = build.run(small(**{'evaluation.examples': 3}))
   assert sampling.evaluated(run, 5) == {'heldout_accuracy': mean, **number}
-  few = run._replace(heldout=[{'prompt': '1+1=', 'answer': '2'}] * 2)
+  few = dataclasses.replace(
+    run, heldout=[{'prompt': '1+1=', 'answer': '2'}] * 2
+  )
   sampling.evaluated(few, 5)
   assert asked == [(3, 0.0, 1, 5), (2, 0.0, 1, 5)]
-  nothing = sampling.evaluated(run._replace(heldout=None), 5)
+  nothing = sampling.evaluated(dataclasses.replace(run, heldout=None), 5)
   assert nothing == {'heldout_accuracy': None}
 
 

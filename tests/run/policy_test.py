@@ -6,7 +6,7 @@ from grpo_jax import config
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.run import policy as policies
-from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.build import build
 
 
 class Bytes:
@@ -33,8 +33,8 @@ def test_a_character_is_streamed_when_it_is_whole_and_a_half_at_the_end():
     tokenizer=tokenizer,
     engine=Bytes(),
     sampling=engines.Sampling(eos_ids=(1,)),
-    config=config.Config(),
+    **build.sampler_specs(config.Config()),
   )
-  policy = policies.Policy(run, 3, NOTHING)
+  policy = policies.Policy(run, 3)
   pieces = [*policies.stream(policy, ['1+2='])]
   assert pieces == ['1+2=', 'é', '\ufffd\n']

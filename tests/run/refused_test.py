@@ -174,7 +174,7 @@ def test_weights_that_are_not_finite_are_refused(monkeypatch):
   run = build.run(runs.small())
   params = build.initial_params(run)  # drawn at random, so nobody looks
   weights = dataclasses.replace(run.weights, path='a folder')
-  run = run._replace(weights=weights)
+  run = dataclasses.replace(run, weights=weights)
   spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(np.nan), params)
   monkeypatch.setattr(build.build_model, '_read', lambda *_: spoilt)
   with pytest.raises(ValueError, match='parameter .* NaN or infinite'):

@@ -52,11 +52,12 @@ from grpo_jax.run import session
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
 from grpo_jax.run.build import compiled_programs
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep.checkpoint import Checkpoints
-from grpo_jax.run.keep.objects import NOTHING
 from tests.fake_engine import FakeEngine
 
 HERE = __name__
@@ -329,7 +330,7 @@ def _shape_of_files(vocab_size):
     )
 
   return types.SimpleNamespace(
-    config=config, architecture='', tokenizer=None, context_tokens=None
+    config=config, architecture='', tokenizer=None, context_tokens=77
   )
 
 
@@ -361,7 +362,6 @@ def _patches(seen, patch):
   note(models, 'ModelConfig')
   note(models, 'LowRank')
   note(build_model, 'abstract')
-  note(limits, 'check_context')
   # Every field has a value here, also that of models with experts.
   note(limits, 'check_model', lambda *_: None)
   note(engines, 'LocalEngine', lambda *_, **__: engine(seen))
@@ -419,7 +419,12 @@ def record(config):
     for scoring in seen.at('Scoring', '->'):
       scoring.score({}, None, False)
       scoring.score_forward({}, None, False)
-    policy = policies.Policy(build.sampler(config), 1, NOTHING)
+    policy = policies.Policy(
+      build.sampler(config),
+      1,
+      build_data.heldout(config),
+      build_rewards.functions(config),
+    )
     with contextlib.suppress(ValueError):  # there may be no held-out problems
       policies.evaluate(policy, 0, 2, [1])
   return seen

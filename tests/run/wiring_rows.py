@@ -482,12 +482,6 @@ ROWS |= {
 }  # fmt: skip
 
 
-def beyond_context(run, value):
-  found = [c.model.beyond_context for c in run.at('check_context', 'config')]
-  return found, [value] * len(found)
-
-
-ROWS['model.beyond_context'] = beyond_context
 ROWS['model.width'] = both(shape('width'), key_cost)
 # How the model is computed is said for the shape of files too.
 COMPUTED = 'compute_dtype', 'residual_dtype', 'remat', 'unroll', 'attention'

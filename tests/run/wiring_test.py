@@ -23,7 +23,8 @@ OWN = wiring.HERE
 # Fields whose place is in a type that the learner takes as it is; see
 # `build/specs_test.py`.
 IN_SPECS = {
-  'log.expected_prefixes', 'optim.overshoot_every_steps', 'optim.offload',
+  'log.expected_prefixes', 'model.beyond_context',
+  'optim.overshoot_every_steps', 'optim.offload',
   'reference.refresh_steps', 'reference.refresh_weight', 'reference.offload',
   'warm_up.micro_rows', *(
     f'learner.{name}'

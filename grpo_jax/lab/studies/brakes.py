@@ -802,7 +802,7 @@ def run_arm(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
   # `init` donates its argument, and the next arm needs the parameters again.
   state = updater.compiled.init(jax.tree.map(jnp.copy, params))
   with build_rewards.workers(run.limits, run.rewards) as workers:
-    run = run._replace(workers=workers)
+    run = dataclasses.replace(run, workers=workers)
     done = bare.trained(run, updater, state)
     for step, (_, scalars, secs, _) in enumerate(done):
       # Measuring overshoot takes time too, so the seconds of these rollouts are

@@ -370,7 +370,7 @@ class _Trainer:
     state = state._replace(opt_state=(settings, *rest))
     run = self._run
     with build_rewards.workers(run.limits, run.rewards) as workers:
-      run = run._replace(workers=workers)
+      run = dataclasses.replace(run, workers=workers)
       done = list(bare.trained(run, updater, state))
     # What the first of all rollouts has decided serves the other arms too.
     self._updaters[key] = dataclasses.replace(updater, layout=done[-1].layout)

@@ -20,8 +20,8 @@ def start(
   """Opens the screen of a run, and shows what the config alone says of it.
 
   Args:
-    config: Of the run.
-    workdir: Of the run.
+    config: Says what the run does.
+    workdir: The folder of the run, as it was typed.
 
   Returns:
     A `Screen`, which the caller closes; `Monitor` uses it further.
@@ -58,8 +58,8 @@ def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
   """Lines that each have a name and a fact.
 
   Args:
-    config: Of the run.
-    workdir: Of the run, as it was typed.
+    config: Says what the run does.
+    workdir: The folder of the run, as it was typed.
 
   Returns:
     Lines for at least 'run', 'method', 'model', 'data', 'rollouts' and
@@ -80,7 +80,9 @@ def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
 
 def note(config: config_lib.Config) -> str:
   """What a reader of sampled completions must know of the data, or ''."""
-  if 'arithmetic' in [source.name for source in _sources(config.data)]:
+  train = config.data.train
+  names = [train] if isinstance(train, str) else [x.name for x in train]
+  if 'arithmetic' in names:
     return 'sums are written backwards'
   return ''
 
@@ -92,7 +94,7 @@ def still(config: config_lib.Config) -> dict[str, Still]:
   sampled: every ratio is 1, nothing is clipped, and their KL is 0.
 
   Args:
-    config: Of the run.
+    config: Says how the run learns.
 
   Returns:
     The value of each of these metrics. `groups` hides a metric only while it
@@ -117,8 +119,8 @@ def still(config: config_lib.Config) -> dict[str, Still]:
 
 
 def _method(config: config_lib.Config) -> str:
-  given = config.learner.method_kwargs.items()
-  arguments = ', '.join(f'{name}={value!r}' for name, value in given)
+  kwargs = config.learner.method_kwargs.items()
+  arguments = ', '.join(f'{name}={value!r}' for name, value in kwargs)
   brake = config.optim.brake
   return (
     f'{config.learner.method}({arguments}), learning rate {config.optim.lr:g}'
@@ -150,12 +152,6 @@ def _data(config: config_lib.Config) -> str:
   return f'{names}{chats}, tokenizer {data.tokenizer or config.model.path}'
 
 
-def _sources(data: config_lib.Data) -> tuple[config_lib.Source, ...]:
-  if isinstance(data.train, str):
-    return (config_lib.Source(data.train),)
-  return data.train
-
-
 def _warm_up(warm_up: config_lib.WarmUp) -> str:
   if not warm_up.steps:
     return ''
@@ -175,8 +171,8 @@ def _rollouts(config: config_lib.Config) -> str:
 
 def _reward(reward: config_lib.Reward) -> str:
   weight = '' if reward.weight == 1 else f'{reward.weight:g} x '
-  given = ', '.join(f'{k}={v!r}' for k, v in reward.kwargs.items())
-  return f'{weight}{reward.name}' + (f'({given})' if given else '')
+  arguments = ', '.join(f'{k}={v!r}' for k, v in reward.kwargs.items())
+  return f'{weight}{reward.name}' + (f'({arguments})' if arguments else '')
 
 
 def _heldout(config: config_lib.Config) -> str:

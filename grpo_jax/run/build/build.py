@@ -47,13 +47,16 @@ Config = config_lib.Config
 _END = (0,)  # which ids end a completion changes nothing in a program's size
 
 
-class Sampler(NamedTuple):
-  """The parts of a run that sampling needs; nothing in it learns."""
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """The specs and the parts of a run that sampling needs; nothing learns."""
 
-  config: Config  # with widths
+  config: Config  # with widths; for what is saved, compared, shown or planned
   weights: specs.WeightsSpec
-  data: specs.DataSpec
+  data: specs.WidthSpec
   limits: specs.WorkersSpec  # of the processes that call rewards
+  draw: specs.DrawSpec
+  evaluation: specs.EvaluationSpec
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
   model: models.Model
@@ -61,30 +64,20 @@ class Sampler(NamedTuple):
   sampling: engines.Sampling
 
 
-class Run(NamedTuple):
-  """The specs and the parts of a run, made once; no rollout changes them."""
+@dataclasses.dataclass(frozen=True)
+class Run(Sampler):
+  """What else a run needs to learn; made once, and no rollout changes it."""
 
-  config: Config  # with widths; for what is saved, compared, shown or planned
   steps: int  # rollouts
-  weights: specs.WeightsSpec
-  data: specs.DataSpec
-  limits: specs.WorkersSpec  # of the processes that call rewards
-  draw: specs.DrawSpec
   learn: specs.LearnSpec
   warm_up: specs.WarmUpSpec | None  # None without one
-  evaluation: specs.EvaluationSpec
   keep: specs.KeepSpec
   measure: specs.MeasureSpec
   sources: tuple[workdir.Source, ...]
-  tokenizer: Tokenizer
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
-  mesh: jax.sharding.Mesh
-  model: models.Model
-  engine: engines.Engine
-  sampling: engines.Sampling
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
@@ -98,36 +91,31 @@ def run(
   """Builds everything that a run needs, except its state.
 
   Args:
-    config: See `grpo_jax.config.Config`.
+    config: May leave widths open.
     objects: What the run was given in Python.
-    shares: See `engines.LocalEngine`.
-
-  Returns:
-    A `Run`.
+    shares: Whether several processes draw a rollout together.
 
   Raises:
     ValueError: Something cannot be built; the message says what.
   """
   needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
   _require_to_train(config, objects, *needed)
-  limits.check_schedule(config)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
-  answer_function(config)  # raises if there is none
+  answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, objects, mesh)
   limits.check_best_metric(config, [judge.name for judge in judges])
   train, shares_of = build_data.train(config, objects)
   heldout = build_data.heldout(config, objects)
   method = build_method.method_of(config, objects)
-  limits.check_ahead(config, mesh)
   return Run(
     **run_specs(config, model, mesh, method),
-    **parts._asdict(),
+    **vars(parts),
     warm_up=build_learner.warm_up_spec(
       config, model, mesh, functools.partial(_demonstrations, config, objects)
     ),
-    sources=build_data.described(config, train, heldout),
+    sources=build_data.describe(config, train, heldout),
     prompts=_read_ahead(data.mixture(train, shares_of, config.seed), config),
     epoch=data.epoch_rows(train, shares_of),
     heldout=heldout,
@@ -142,25 +130,11 @@ def run_specs(
   mesh: Any,
   method: losses.LossTransform,
 ) -> dict[str, Any]:
-  """The specs that need no data, by the name of their field in `Run`."""
-  fields, kept, log = config.sampler, config.checkpoint, config.log
+  """The specs of what learns, by the name of their field in `Run`."""
+  kept, log = config.checkpoint, config.log
   return {
     'steps': config.steps,
-    'draw': specs.DrawSpec(
-      seed=config.seed,
-      prompts=fields.prompts,
-      group=fields.group,
-      max_tokens=fields.max_tokens,
-      resample_rounds=fields.resample_rounds,
-      retire_solved=fields.retire_solved,
-      right_reward=config.evaluation.right_reward,
-      shuffles=config.shuffle_rewards,
-      ahead=fields.ahead,
-    ),
     'learn': build_learner.learn_spec(config, model, mesh, method),
-    'evaluation': specs.EvaluationSpec(
-      config.evaluation.every_steps, config.evaluation.examples
-    ),
     'keep': specs.KeepSpec(
       every_steps=kept.every_steps,
       every_minutes=kept.every_minutes,
@@ -179,6 +153,32 @@ def run_specs(
   }
 
 
+def sampler_specs(
+  config: Config, own: foreign.Pretrained | None = None
+) -> dict[str, Any]:
+  """The specs of what draws, by the name of their field in `Sampler`."""
+  fields, evaluation = config.sampler, config.evaluation
+  return {
+    'weights': build_model.weights_spec(config, own),
+    'data': build_data.data_spec(config),
+    'limits': build_rewards.workers_spec(config),
+    'draw': specs.DrawSpec(
+      seed=config.seed,
+      prompts=fields.prompts,
+      group=fields.group,
+      max_tokens=fields.max_tokens,
+      resample_rounds=fields.resample_rounds,
+      retire_solved=fields.retire_solved,
+      right_reward=evaluation.right_reward,
+      shuffles=config.shuffle_rewards,
+      ahead=fields.ahead,
+    ),
+    'evaluation': specs.EvaluationSpec(
+      evaluation.every_steps, evaluation.examples, evaluation.answer
+    ),
+  }
+
+
 def _read_ahead(prompts: Any, config: Config) -> Any:
   """Gets the prompts of the next rollout early.
 
@@ -188,7 +188,7 @@ def _read_ahead(prompts: Any, config: Config) -> Any:
   knows beforehand that they are needed; see its help. What is held out, or
   shown in the warm-up, is not read early.
   """
-  found = [*map(build_data.files_of, build_data.listed(config.data.train))]
+  found = [*map(build_data.files_of, build_data.sources_in(config.data.train))]
   inside = [paths for paths in found if paths is not None]
   if not inside or not all(inside):
     return data.MakeAhead(prompts, config.sampler.prompts)
@@ -216,10 +216,10 @@ def sampler(
   """Builds what draws completions.
 
   Args:
-    config: See `grpo_jax.config.Config`.
+    config: May leave widths open.
     objects: What the run was given in Python.
     trains: Whether a run will read the data, which are then checked first.
-    shares: See `engines.LocalEngine`.
+    shares: Whether several processes draw a rollout together.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -232,25 +232,24 @@ def sampler(
   compiled_programs.keep(config.compilation_cache)
   mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
   build_model.check_device(config, mesh)
+  if trains:
+    limits.check_work(config, mesh)
   tokenizer = build_data.tokenizer_of(config, objects)
   config = build_data.with_widths(config, tokenizer, objects, checks=trains)
-  limits.check_context(config)
-  if trains:
-    limits.check_rows(config, sharding.row_shards(mesh))
   own = build_model.own_model(config, objects)
+  made = sampler_specs(config, own)
+  limits.check_length(made['weights'], *limits.longest(config))
   model, engine = _model_and_engine(
     config, own, tokenizer, mesh, trains, shares
   )
   return Sampler(
-    config,
-    build_model.weights_spec(config, own),
-    build_data.data_spec(config),
-    build_rewards.workers_spec(config),
-    tokenizer,
-    mesh,
-    model,
-    engine,
-    drawing_of(config.sampler, tokenizer.eos_ids),
+    **made,
+    config=config,
+    tokenizer=tokenizer,
+    mesh=mesh,
+    model=model,
+    engine=engine,
+    sampling=sampling_spec(config.sampler, tokenizer.eos_ids),
   )
 
 
@@ -289,13 +288,15 @@ def _model_and_engine(
   return model, engine
 
 
-def answer_function(config: Config) -> Callable[[str], str] | None:
+def answer_function(
+  spec: specs.EvaluationSpec,
+) -> Callable[[str], str] | None:
   """What reads the answer out of a completion; None if the config names none.
 
   Raises:
     ValueError: There is no such function.
   """
-  name = config.evaluation.answer
+  name = spec.answer
   return (
     importing.imported(name, f'config.evaluation.answer={name!r}')
     if name
@@ -303,7 +304,7 @@ def answer_function(config: Config) -> Callable[[str], str] | None:
   )
 
 
-def drawing_of(
+def sampling_spec(
   config: config_lib.Sampler, eos_ids: Sequence[int]
 ) -> engines.Sampling:
   """How a run draws tokens."""
@@ -375,7 +376,7 @@ def example(run: Run) -> Rollout:
   )
 
 
-def abstract_params(run: Run | Sampler) -> build_model.Parameters:
+def abstract_params(run: Sampler) -> build_model.Parameters:
   """Shapes, dtypes and shardings of the run's parameters."""
   return build_model.abstract(run.model, run.mesh, run.weights.base_dtype)
 
@@ -385,7 +386,7 @@ def initial_params(run: Run) -> Any:
   return build_model.initial(run.weights, run.model, run.mesh)
 
 
-def frozen_params(run: Run | Sampler) -> Any:
+def frozen_params(run: Sampler) -> Any:
   """The parameters that no update changes; see `model.frozen`."""
   return build_model.frozen(run.weights, run.model, run.mesh)
 
@@ -409,9 +410,8 @@ def abstract(
   """The parts of a run on some mesh, from shapes alone.
 
   Args:
-    config: See `grpo_jax.config.Config`. With `model.path` a folder is enough
-      that holds a `config.json` and no weights. Data is read only if the
-      config leaves the widths of prompts open.
+    config: With `model.path` a folder is enough that holds a `config.json` and
+      no weights. Data is read only if the widths of prompts are left open.
     mesh: `config.mesh` is not read.
 
   Raises:
@@ -429,11 +429,11 @@ def abstract(
       'known here; give the name of a method that reads as much.'
     )
   config = _with_widths(config)
-  limits.check_schedule(config)
-  limits.check_rows(config, sharding.row_shards(mesh))
-  limits.check_context(config)
   # An abstract mesh has all that shapes need; nothing else is asked of it.
   shapes: Any = mesh
+  limits.check_work(config, shapes)
+  made = sampler_specs(config)
+  limits.check_length(made['weights'], *limits.longest(config))
   nothing: Any = None
   # The shape comes with its vocabulary, but for another run's.
   named = path and not build_model.is_run(path)
@@ -450,13 +450,10 @@ def abstract(
     ),
   )
   loss = build_method.method_of(config)
-  limits.check_ahead(config, shapes)
   parts = Run(
+    **made,
     **run_specs(config, model, shapes, loss),
     config=config,
-    weights=build_model.weights_spec(config, None),
-    data=build_data.data_spec(config),
-    limits=build_rewards.workers_spec(config),
     warm_up=None,
     sources=(),
     tokenizer=nothing,
@@ -467,7 +464,7 @@ def abstract(
     mesh=shapes,
     model=model,
     engine=engine,
-    sampling=drawing_of(config.sampler, _END),
+    sampling=sampling_spec(config.sampler, _END),
   )
   updates = updater(parts, abstract_params(parts).frozen)
   return Abstract(parts, updates, model.config, engine)

@@ -25,13 +25,13 @@ def keep(place: str) -> None:
     place: A directory, `'auto'` for one in the user's cache directory, or
       `''` for none.
   """
-  given = getattr(jax.config, _DIRECTORY)
-  if not (place or given):
+  place_of_jax = getattr(jax.config, _DIRECTORY)
+  if not (place or place_of_jax):
     return
   if getattr(jax.config, _LEAST_SECS) == _LEAST_SECS_OF_JAX:
     # Most programs of a first rollout take less than a second to compile.
     jax.config.update(_LEAST_SECS, 0.1)
-  if given:
+  if place_of_jax:
     return
   directory = default_directory()
   if place != 'auto':
@@ -54,13 +54,13 @@ def default_directory() -> pathlib.Path:
 
 def _processor() -> str:
   """A hash of the instructions that this CPU has, 16 hexadecimal digits."""
-  told = platform.machine() + platform.processor()
+  words = platform.machine() + platform.processor()
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
     # Called 'flags' on x86 and 'Features' on Arm.
-    told += next(
+    words += next(
       (one for one in lines if one.startswith(('flags', 'Features'))), ''
     )
   except OSError:  # not a Linux
     pass
-  return hashlib.sha256(told.encode()).hexdigest()[:16]
+  return hashlib.sha256(words.encode()).hexdigest()[:16]

@@ -32,8 +32,8 @@ from grpo_jax.config import whole_files
 from grpo_jax.data import JsonlSource
 from grpo_jax.episodes import rollout
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import provenance
-from grpo_jax.run.build.specs import DataSpec
+from grpo_jax.run.build import placing
+from grpo_jax.run.build.specs import WidthSpec
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
@@ -42,13 +42,13 @@ from grpo_jax.run.keep.objects import is_object
 Config = config_lib.Config
 Source = config_lib.Source
 
-# Of a user's own data, whose records may each take a while to make.
+# For a user's own data, whose records may each take a while to make.
 _MOST_CHECKED = 100
 # Encoding a chat takes 0.1 to 0.2 ms, so this many take a few seconds.
 MOST_RECORDS = 20_000
 _SAMPLE = 2_000  # of more records
 _LEAST_SAMPLE = 100  # of each source
-# Of records that a program makes: reasoning-gym takes up to 170 ms for one.
+# For records that a program makes: reasoning-gym takes up to 170 ms for one.
 _MOST_MADE = 300
 _LEAST_MADE = 30  # of each source
 # Where the widths are given, of each larger source; of problems that programs
@@ -124,8 +124,8 @@ def turn_end_note(config: Config, tokenizer: data.Tokenizer) -> str:
   """What the start says of the end of a turn; '' if the files name it.
 
   Args:
-    config: Of the run.
-    tokenizer: See `tokenizer_of`.
+    config: Names the end tokens and the texts that stop a completion.
+    tokenizer: What `tokenizer_of` returned.
   """
   text = lambda ids: ', '.join(
     str(tokenizer.backend.id_to_token(token_id)) for token_id in ids
@@ -152,33 +152,33 @@ def train(
   config: Config, objects: Objects = NOTHING
 ) -> tuple[list[Any], list[float]]:
   """The sources of prompts to train on, and their weights in the mixture."""
-  several, own = listed(config.data.train), objects.prompts
-  found = [named(config, source, 'train', own) for source in several]
+  several, own = sources_in(config.data.train), objects.prompts
+  found = [open_source(config, source, 'train', own) for source in several]
   return found, [source.weight for source in several]
 
 
 def heldout(config: Config, objects: Objects = NOTHING) -> Any:
   """The held-out records, source after source; None if the config has none."""
   found = [
-    named(config, source, 'heldout', objects.heldout)
-    for source in listed(config.data.heldout)
+    open_source(config, source, 'heldout', objects.heldout)
+    for source in sources_in(config.data.heldout)
   ]
   if len(found) > 1:
     return data.Joined(found)
   return found[0] if found else None
 
 
-def described(
+def describe(
   config: Config, trained: list[Any], held_out: Any
 ) -> tuple[workdir.Source, ...]:
   """What tells the data of a run from changed data.
 
   Args:
-    config: Of the run.
+    config: Names the sources.
     trained: What `train` returned first.
     held_out: What `heldout` returned.
   """
-  several = len(listed(config.data.heldout)) > 1
+  several = len(sources_in(config.data.heldout)) > 1
   held = held_out.sources if several else [held_out]
   fields = {'train': trained, 'heldout': held if held_out is not None else []}
   return tuple(
@@ -189,19 +189,19 @@ def described(
     )
     for field, found in fields.items()
     for place, (source, records) in enumerate(
-      zip(listed(getattr(config.data, field)), found, strict=True)
+      zip(sources_in(getattr(config.data, field)), found, strict=True)
     )
   )
 
 
-def listed(value: str | tuple[Source, ...]) -> tuple[Source, ...]:
+def sources_in(value: str | tuple[Source, ...]) -> tuple[Source, ...]:
   """What `data.train` or `data.heldout` names, as sources; none for ''."""
   if isinstance(value, str):
     return (Source(value),) if value else ()
   return value
 
 
-def named(
+def open_source(
   config: Config, source: Source | str, split: str, own: Any = None
 ) -> Any:
   """The records that a source of the config stands for; see `grpo_jax.data`.
@@ -222,9 +222,9 @@ def named(
   name = source.name
   prefix, colon, behind = name.partition(':')
   if own is not None:
-    return _as_asked(own, config)
+    return _with_last_turn(own, config)
   if name in _BUILT_IN:
-    _takes(source, ())
+    _check_kwargs(source, ())
     return _BUILT_IN[name](split)
   if colon and prefix in PREFIXES:
     return PREFIXES[prefix](behind, source, split, config)
@@ -232,7 +232,7 @@ def named(
   if os.path.isdir(name):
     return _folder(source, split, config)
   if colon and form is None and not os.path.exists(name):
-    return _as_asked(_function(source, split), config)
+    return _with_last_turn(_function(source, split), config)
   fields = _fields(source, config, ())
   found = data.files(name)
   if not found and data.is_pattern(name):
@@ -245,7 +245,7 @@ def named(
   return open_files(found or [name], *fields)
 
 
-def _as_asked(source: Any, config: Config) -> Any:
+def _with_last_turn(source: Any, config: Config) -> Any:
   """A user's own source, whose chats end where the assistant is to answer."""
   if config.data.last_turn == 'prefill':
     return source
@@ -313,10 +313,10 @@ def _fields(
 
   Args:
     source: Its arguments may name other fields than the config.
-    config: Of the run.
+    config: Says which fields hold prompts and answers.
     others: Which other arguments the source takes.
   """
-  _takes(source, ('prompt_field', 'answer_field', *others))
+  _check_kwargs(source, ('prompt_field', 'answer_field', *others))
   for name, value in source.kwargs.items():
     if not isinstance(value, str):
       raise ValueError(
@@ -329,7 +329,7 @@ def _fields(
   return prompt, answer, config.data.last_turn
 
 
-def _takes(source: Source, names: tuple[str, ...]) -> None:
+def _check_kwargs(source: Source, names: tuple[str, ...]) -> None:
   """Raises a ValueError if a source has arguments that it does not take."""
   for name in source.kwargs:
     if name not in names:
@@ -394,11 +394,11 @@ def demonstrations(config: Config, objects: Objects = NOTHING) -> Any:
 
   Raises:
     ValueError: A record of a file has no answer. The file itself checks it only
-      if the config names a field for the answers. Of more than 10,000 records
-      a sample is checked here.
+      if the config names a field for the answers. Here a sample is checked of
+      more than 10,000 records.
   """
   name = config.warm_up.demonstrations
-  source = named(config, name, 'train', objects.demonstrations)
+  source = open_source(config, name, 'train', objects.demonstrations)
   if objects.demonstrations is None and not config.data.answer_field:
     for number, record in some(source, data.MOST_CHECKED):
       if record.get('answer') is None:
@@ -416,8 +416,8 @@ def some(source: Any, most: int):
 
   All of a shorter source, otherwise a random sample, the same every time.
   """
-  # A file is opened only once so. Of data of a user's own, no more than the
-  # length and the places need to work.
+  # A file is opened only once so. A user's own data needs no more than a
+  # length and items.
   if isinstance(source, JsonlSource) and len(source) <= most:
     yield from enumerate(source)
     return
@@ -430,7 +430,7 @@ def some_rows(source: Any, most: int, name: str):
 
   Args:
     source: An object with a length and items.
-    most: See `some`.
+    most: How many records, in a random sample of more.
     name: How messages name the source, if it is in no file.
 
   Raises:
@@ -459,7 +459,7 @@ def files(config: Config) -> dict[str, list[str]]:
   found: dict[str, list[str]] = {}
   shown = config.warm_up.demonstrations if config.warm_up.steps else ''
   for source in itertools.chain(
-    *map(listed, (config.data.train, config.data.heldout, shown))
+    *map(sources_in, (config.data.train, config.data.heldout, shown))
   ):
     paths = files_of(source)
     if paths is not None:
@@ -530,22 +530,21 @@ def with_widths(
   key = _key(config, tokenizer, checks, limits)
   longest = _read(key)
   if longest is None:
-    longest = _measured(config, tokenizer, objects, checks, limits)
+    longest = _measure(config, tokenizer, objects, checks, limits)
     _write(key, longest)
-  changes = {}
-  if not fields.prompt_buckets:
-    changes['prompt_buckets'] = (longest['prompt'],)
-  if not fields.completion_buckets:
-    width = max(longest['completion'], config.sampler.max_tokens)
-    changes['completion_buckets'] = (width,)
-  fields = dataclasses.replace(fields, **changes)
+  width = max(longest['completion'], config.sampler.max_tokens)
+  fields = dataclasses.replace(
+    fields,
+    prompt_buckets=fields.prompt_buckets or (longest['prompt'],),
+    completion_buckets=fields.completion_buckets or (width,),
+  )
   return dataclasses.replace(config, data=fields)
 
 
-def data_spec(config: Config) -> DataSpec:
+def data_spec(config: Config) -> WidthSpec:
   """The widths of a config that has them."""
   fields = config.data
-  return DataSpec(
+  return WidthSpec(
     fields.prompt_buckets, fields.completion_buckets, fields.too_long == 'drop'
   )
 
@@ -553,7 +552,7 @@ def data_spec(config: Config) -> DataSpec:
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
-def fits(spec: DataSpec, tokenizer: data.Tokenizer) -> Fits | None:
+def fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
   """Whether the prompt of a record is no longer than the largest width.
 
   Returns:
@@ -566,7 +565,7 @@ def fits(spec: DataSpec, tokenizer: data.Tokenizer) -> Fits | None:
   return lambda record: len(tokenizer.encode_prompt(record['prompt'])) <= width
 
 
-def shown_fits(spec: DataSpec, tokenizer: data.Tokenizer) -> Fits | None:
+def shown_fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
   """As `fits`, of a demonstration: its answer is a completion."""
   prompt_fits = fits(spec, tokenizer)
   if prompt_fits is None:
@@ -578,13 +577,13 @@ def shown_fits(spec: DataSpec, tokenizer: data.Tokenizer) -> Fits | None:
 
 
 def heldout_records(
-  spec: DataSpec, tokenizer: data.Tokenizer, heldout: Any, most: int
+  spec: WidthSpec, tokenizer: data.Tokenizer, heldout: Any, most: int
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
   """The first held-out records, and how many were too long.
 
   Args:
-    spec: See `DataSpec`.
-    tokenizer: Of the run.
+    spec: Says whether records that are too long are dropped.
+    tokenizer: Encodes the prompts.
     heldout: The source.
     most: How many records are wanted.
 
@@ -616,7 +615,7 @@ def _limits(config: Config) -> dict[str, int]:
   return {name: max(widths) for name, widths in buckets.items() if widths}
 
 
-def _measured(
+def _measure(
   config: Config,
   tokenizer: data.Tokenizer,
   objects: Objects,
@@ -626,40 +625,34 @@ def _measured(
   """The widths that prompts and demonstrations need.
 
   Args:
-    config: See `with_widths`.
-    tokenizer: See `with_widths`.
-    objects: See `with_widths`.
+    config: May leave widths open.
+    tokenizer: Encodes prompts and answers.
+    objects: What the run was given in Python.
     checks: Whether prompts are read though their width is given.
     limits: Of `_limits`; a row that is longer is refused.
   """
-  shown = _shown(config, objects, checks)
-  asked: list[_Rows] = []
+  rows = _demonstration_rows(config, objects, checks)
   if checks or not config.data.prompt_buckets:
-    asked = _asked(config, objects)
-  rows = [*asked, *shown]
-  numbers = _numbers(rows)
+    rows = [*_prompt_rows(config, objects), *rows]
   # A source without records is refused where it is read.
   longest = {'prompt': 1, 'completion': 0}
   is_sample = False
-  for one, number in zip(rows, numbers, strict=True):
+  for one, number in zip(rows, _sample_sizes(rows), strict=True):
     is_sample |= number < len(one.source) and not one.checks_alone
-    for place, lengths in _lengths(one, number, tokenizer):
-      for kind, length in lengths.items():
-        if length > limits.get(kind, length):
-          raise ValueError(_too_long(one, place, kind, length, limits[kind]))
-        longest[kind] = max(longest[kind], length)
-  if is_sample:
-    longest = {kind: _with_margin(length) for kind, length in longest.items()}
+    for lengths in _lengths(one, number, tokenizer, limits):
+      longest |= {kind: max(longest[kind], n) for kind, n in lengths.items()}
+  if is_sample:  # a quarter more, as a multiple of 8
+    longest = {kind: -(-n * 5 // 32) * 8 for kind, n in longest.items()}
   return longest
 
 
-def _asked(config: Config, objects: Objects) -> list[_Rows]:
+def _prompt_rows(config: Config, objects: Objects) -> list[_Rows]:
   """The prompts of a run, in every stage, and those that are held out."""
   alone = bool(config.data.prompt_buckets)
   found = [
     _Rows(stage, f'data.train={source.name!r}', False, alone)
     for source, records in zip(
-      listed(config.data.train),
+      sources_in(config.data.train),
       train(config, objects)[0],
       strict=True,
     )
@@ -671,11 +664,13 @@ def _asked(config: Config, objects: Objects) -> list[_Rows]:
   return found
 
 
-def _shown(config: Config, objects: Objects, checks: bool) -> list[_Rows]:
+def _demonstration_rows(
+  config: Config, objects: Objects, checks: bool
+) -> list[_Rows]:
   """The demonstrations; none without a warm-up.
 
   Args:
-    config: Of the run.
+    config: Names them.
     objects: What the run was given in Python.
     checks: Whether the rows are read to be checked. Then demonstrations may be
       missing: a run whose warm-up is over needs none.
@@ -685,16 +680,15 @@ def _shown(config: Config, objects: Objects, checks: bool) -> list[_Rows]:
     return []
   fields = config.data
   alone = checks and bool(fields.prompt_buckets and fields.completion_buckets)
-  if alone:
-    if is_object(name) and objects.demonstrations is None:
-      return []
-    try:
-      source = demonstrations(config, objects)
-    except OSError:
-      return []
-  else:
+  if alone and is_object(name) and objects.demonstrations is None:
+    return []
+  try:
     # The arithmetic ones are as long as right answers are.
     source = demonstrations(config, objects)
+  except OSError:
+    if alone:
+      return []
+    raise
   return [
     _Rows(stage, f'warm_up.demonstrations={name!r}', True, alone)
     for _, stage in data.stages(source)
@@ -702,42 +696,39 @@ def _shown(config: Config, objects: Objects, checks: bool) -> list[_Rows]:
 
 
 def _lengths(
-  rows: _Rows, number: int, tokenizer: data.Tokenizer
-) -> Iterator[tuple[int, dict[str, int]]]:
-  """Tokens of the prompts, and of the answers that are shown, by place."""
-  some = some_rows(rows.source, number, rows.name)
-  for place, record in some:
+  rows: _Rows,
+  number: int,
+  tokenizer: data.Tokenizer,
+  limits: Mapping[str, int],
+) -> Iterator[dict[str, int]]:
+  """Tokens of each prompt, and of an answer that is shown."""
+  for place, record in some_rows(rows.source, number, rows.name):
     try:
       lengths = {'prompt': len(data.prompt_ids(tokenizer, record))}
       if rows.is_shown:
         lengths['completion'] = _answer_tokens(tokenizer, record)
+      for kind, length in lengths.items():
+        if length > limits.get(kind, length):
+          part = 'prompt' if kind == 'prompt' else 'answer'
+          raise ValueError(
+            f'its {part} needs {length} tokens, but the largest bucket is '
+            f'{limits[kind]}; give a larger one in data.{kind}_buckets, or '
+            "data.too_long='drop'."
+          )
     except ValueError as error:
-      named = data.row_name(rows.source, place, rows.name)
-      raise ValueError(f'{named} cannot be used: {error}') from error
-    yield place, lengths
+      name = data.row_name(rows.source, place, rows.name)
+      raise ValueError(f'{name} cannot be used: {error}') from error
+    yield lengths
 
 
-def _too_long(
-  rows: _Rows, place: int, kind: str, length: int, limit: int
-) -> str:
-  """The message about a row that is longer than the widths of the config."""
-  of = 'prompt' if kind == 'prompt' else 'answer'
-  return (
-    f'{data.row_name(rows.source, place, rows.name)} cannot be used: its {of} '
-    f'needs {length} tokens, but the largest bucket is {limit}; give a larger '
-    f"one in data.{kind}_buckets, or data.too_long='drop'."
-  )
-
-
-def _numbers(found: Sequence[_Rows]) -> list[int]:
+def _sample_sizes(several: Sequence[_Rows]) -> list[int]:
   """How many records of each source are encoded."""
-  quick = [_is_quick(one.source) for one in found]
   totals = {True: 0, False: 0}
-  for one, is_quick in zip(found, quick, strict=True):
-    totals[is_quick] += len(one.source)
+  for one in several:
+    totals[_is_quick(one.source)] += len(one.source)
   numbers = []
-  for one, is_quick in zip(found, quick, strict=True):
-    number = len(one.source)
+  for one in several:
+    number, is_quick = len(one.source), _is_quick(one.source)
     is_made = not is_quick or isinstance(one.source, _MADE_HERE)
     few = number <= _MOST_MADE and not _takes_long(one.source)
     if one.checks_alone and is_made and not few:
@@ -768,11 +759,6 @@ def _is_quick(source: Any) -> bool:
   return type(source) in (list, tuple) or isinstance(source, _QUICK)
 
 
-def _with_margin(longest: int) -> int:
-  """A quarter more, as a multiple of 8."""
-  return -(-longest * 5 // 32) * 8
-
-
 def _key(
   config: Config,
   tokenizer: data.Tokenizer,
@@ -794,7 +780,7 @@ def _key(
     contents = data.fingerprint(paths)
   except OSError:  # said where the file is opened
     return None
-  told = {
+  facts = {
     'form': 3,  # of this dict, and of how widths follow from data
     'sources': dataclasses.asdict(fields)['train'],
     'heldout': dataclasses.asdict(fields)['heldout'],
@@ -810,9 +796,9 @@ def _key(
     'files': paths,
     'modified': modified,
     'contents': contents,
-    'tokenizer': provenance.record(tokenizer)['sha256'],
+    'tokenizer': placing.record(tokenizer)['sha256'],
   }
-  name = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+  name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
   return data.cache_directory() / 'widths' / f'{name[:32]}.json'
 
 
@@ -821,12 +807,12 @@ def _read(path: pathlib.Path | None) -> dict[str, int] | None:
   if path is None:
     return None
   try:
-    known = json.loads(path.read_text())
-    widths = {name: known[name] for name in ('prompt', 'completion')}
+    kept = json.loads(path.read_text())
+    widths = {name: kept[name] for name in ('prompt', 'completion')}
   except (OSError, ValueError, KeyError, TypeError):
     return None
-  whole = all(type(width) is int for width in widths.values())
-  return widths if whole and widths['prompt'] >= 1 else None
+  are_ints = all(type(width) is int for width in widths.values())
+  return widths if are_ints and widths['prompt'] >= 1 else None
 
 
 def _write(path: pathlib.Path | None, widths: dict[str, int]) -> None:

@@ -18,7 +18,7 @@ def survey(
   """Reads the data of a config; the model and the devices are not needed.
 
   Args:
-    config: Of the run.
+    config: Names the data, the tokenizer and the rewards.
     show: How many prompts to show of each split.
     most: How many records to read of each source; 0 for all.
     tell: Is called before every record.
@@ -28,10 +28,10 @@ def survey(
   """
   tokenizer = build_data.tokenizer_of(config)
   trained, weights = build_data.train(config)
-  names = [source.name for source in build_data.listed(config.data.train)]
+  names = [source.name for source in build_data.sources_in(config.data.train)]
   held_out = [
-    (source.name, build_data.named(config, source, 'heldout'))
-    for source in build_data.listed(config.data.heldout)
+    (source.name, build_data.open_source(config, source, 'heldout'))
+    for source in build_data.sources_in(config.data.heldout)
   ]
   problem, widths = '', config.data.prompt_buckets
   if not widths:

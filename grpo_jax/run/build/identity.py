@@ -42,15 +42,19 @@ def compared(config: Config, objects: Objects = NOTHING) -> dict[str, Any]:
   same |= {f'the version of {k}': v for k, v in found['packages'].items()}
   same |= {name: found[name] for name in ('python', 'git')}
   same |= {f'what was given for {k}': v for k, v in objects.records.items()}
-  for name, files in build_data.files(config).items():
-    if files:
-      same[f'the SHA-256 of {name}'] = data.fingerprint(files)
-  # One name for each file, so that a difference names the file.
+  # One name for each file of a model, so that a difference names the file.
   for file in _model_files(config):
     same[f'the SHA-256 of {file}'] = data.fingerprint([str(file)], _PARTS)
-  for name in _functions(config):
-    if file := _module_file(name):
-      same[f'the SHA-256 of the module of {name}'] = data.fingerprint([file])
+  names = [reward.name for reward in config.rewards]
+  names += [config.learner.method, config.evaluation.answer]
+  files = build_data.files(config) | {
+    f'the module of {name}': _module_files(name)
+    for name in names
+    if ':' in name
+  }
+  for name, paths in files.items():
+    if paths:
+      same[f'the SHA-256 of {name}'] = data.fingerprint(paths)
   return same
 
 
@@ -77,21 +81,14 @@ def _model_files(config: Config) -> Iterator[pathlib.Path]:
     yield from sorted(file for file in files if file.is_file())
 
 
-def _functions(config: Config) -> list[str]:
-  """The functions that the config names as 'module:function'."""
-  named = [reward.name for reward in config.rewards]
-  named += [config.learner.method, config.evaluation.answer]
-  return [*dict.fromkeys(name for name in named if ':' in name)]
-
-
-def _module_file(name: str) -> str:
-  """The source of the module that 'module:function' names; '' if it has none.
+def _module_files(name: str) -> list[str]:
+  """The source of the module that 'module:function' names, if it has one.
 
   The module itself is not imported: that may be left to workers.
   """
   try:
     spec = util.find_spec(name.partition(':')[0])
   except (ImportError, ValueError):  # such as `__main__`
-    return ''
+    return []
   file = spec.origin if spec and spec.has_location else None
-  return file if file and os.path.isfile(file) else ''
+  return [file] if file and os.path.isfile(file) else []

@@ -40,11 +40,11 @@ def learn_spec(
   method: losses.LossTransform,
 ) -> LearnSpec:
   """How the rollouts of a run become updates."""
-  fields, asked = config.learner, config.optim
+  fields, optimizer = config.learner, config.optim
   schedule = optim.learning_rate(
-    asked.lr,
-    asked.warmup_steps,
-    asked.decay,
+    optimizer.lr,
+    optimizer.warmup_steps,
+    optimizer.decay,
     # The schedule counts updates, and a rollout gets several.
     config.steps * fields.batches * fields.epochs,
   )
@@ -67,7 +67,7 @@ def learn_spec(
     fields.anchor,
     config.reference.refresh_steps,
     config.reference.refresh_weight,
-    asked.overshoot_every_steps,
+    optimizer.overshoot_every_steps,
     # Only dynamic sampling keeps groups that an earlier policy has drawn.
     stale=config.sampler.resample_rounds > 0,
   )
@@ -118,7 +118,7 @@ def updater(
   """What turns rollouts into updates of the policy.
 
   Args:
-    spec: See `LearnSpec`.
+    spec: Says how.
     params: Shapes, dtypes and shardings.
     frozen: The parameters that no update changes; see `updates.Updater`.
     transform: An optax transformation in place of that of the learner.
@@ -228,7 +228,7 @@ def _learner(
       takes_shards=model.takes_shards,
     ),
     optimizer=Optimizer(
-      transform=_braked(optimizer, fields) if braked else optimizer,
+      transform=_with_brakes(optimizer, fields) if braked else optimizer,
       on_zero_advantage=on_zero_advantage,
       # A further backward pass, which only this brake needs.
       with_outward=braked and fields.brake == 'project',
@@ -257,7 +257,7 @@ def decays(model: models.Model, params: Any) -> Any:
   )
 
 
-def _braked(optimizer, config: config_lib.Optim):
+def _with_brakes(optimizer, config: config_lib.Optim):
   """The optimizer, wrapped in what the config asks for.
 
   From the inside out: a brake, the scaling of updates by the scale of rewards,

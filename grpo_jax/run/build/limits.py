@@ -7,7 +7,6 @@ those of `grpo_jax.config`.
 from collections.abc import Sequence
 import difflib
 import os
-import re
 from typing import Any
 
 import jax
@@ -16,39 +15,30 @@ from grpo_jax import config as config_lib
 from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.mesh import sharding
+from grpo_jax.monitor import table
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep.objects import is_object
 
 GIB = 2**30
 
 
-def check_context(config: Config) -> None:
-  """As `check_length`, of the longest row that a run may have.
-
-  Args:
-    config: With widths.
-  """
-  check_length(config, *longest(config))
-
-
-def check_length(config: Config, prompt: int, completion: int) -> None:
+def check_length(spec: WeightsSpec, prompt: int, completion: int) -> None:
   """Raises a ValueError if a row is longer than the model was made for.
 
   Args:
-    config: Of the run.
+    spec: Says how long a row may be.
     prompt: Its tokens.
     completion: The most tokens of a completion.
   """
-  known = build_model.context_tokens(config.model.path)
-  if known is None or config.model.beyond_context:
-    return
-  if prompt + completion > known:
+  most = spec.most_tokens
+  if most is not None and prompt + completion > most:
     raise ValueError(
       f'A prompt of {prompt} tokens and a completion of {completion} have '
       f'{prompt + completion} tokens together, but the model in '
-      f'{config.model.path} was made for {known} (max_position_embeddings in '
-      'its config.json); give shorter ones (data.prompt_buckets, max_tokens), '
-      'or config.model.beyond_context=True if this is meant.'
+      f'{spec.path} was made for {most} (max_position_embeddings in its '
+      'config.json); give shorter ones (data.prompt_buckets, max_tokens), or '
+      'config.model.beyond_context=True if this is meant.'
     )
 
 
@@ -64,52 +54,48 @@ def longest(config: Config) -> tuple[int, int]:
   return max(config.data.prompt_buckets), completion
 
 
-def check_schedule(config: Config) -> None:
-  """Raises a ValueError if the learning rate rises for longer than the run.
+def check_work(config: Config, mesh: jax.sharding.Mesh) -> None:
+  """Raises a ValueError if a run cannot be divided into updates on a mesh.
 
   Here and not where a config is read, so that workdirs of such runs are read.
   """
   learner, rise = config.learner, config.optim.warmup_steps
   updates = config.steps * learner.batches * learner.epochs
-  if 0 < updates < rise:
-    raise ValueError(
-      f'config.optim.warmup_steps={rise}, but {config.steps} rollouts have '
-      f'{updates} optimizer steps, so that the learning rate never comes to '
-      'its peak; give fewer, or more config.steps.'
-    )
-
-
-def check_rows(config: Config, shards: int) -> None:
-  """Raises a ValueError if micro-batches do not split over the data shards.
-
-  JAX would refuse them too, but only once the first batch is laid out.
-  """
+  shards = sharding.row_shards(mesh)
   # 0 passes: `LayoutSpec` chooses.
   warm_up_rows = config.warm_up.micro_rows if config.warm_up.steps else 0
-  for name, number in (
-    ('learner.micro_rows', config.learner.micro_rows),
-    ('warm_up.micro_rows', warm_up_rows),
-  ):
-    if number % shards:
-      raise ValueError(
+  rows = {
+    'learner.micro_rows': learner.micro_rows,
+    'warm_up.micro_rows': warm_up_rows,
+  }
+  for is_wrong, text in (
+    (
+      0 < updates < rise,
+      f'config.optim.warmup_steps={rise}, but {config.steps} rollouts have '
+      f'{updates} optimizer steps, so that the learning rate never comes to '
+      'its peak; give fewer, or more config.steps.',
+    ),
+    # JAX would refuse them too, but only once the first batch is laid out.
+    *(
+      (
+        number % shards,
         f'{name}={number} does not split over {shards} data shards; give a '
-        'multiple, or change config.mesh.'
+        'multiple, or change config.mesh.',
       )
-
-
-def check_ahead(config: Config, mesh: jax.sharding.Mesh) -> None:
-  """Raises a ValueError if rollouts cannot be drawn ahead on a mesh.
-
-  A program on several devices is started on one after the other. Two threads
-  start theirs in orders that may differ from device to device, and then each
-  program waits for devices that the other one has.
-  """
-  if config.sampler.ahead and mesh.size > 1:
-    raise ValueError(
+      for name, number in rows.items()
+    ),
+    # A program on several devices is started on one after the other. Two
+    # threads start theirs in orders that may differ from device to device, and
+    # then each program waits for devices that the other one has.
+    (
+      config.sampler.ahead and mesh.size > 1,
       f'sampler.ahead={config.sampler.ahead} on {mesh.size} devices, where '
       'sampling and learning at the same time may wait for each other forever; '
-      'give sampler.ahead=0, or a mesh of one device.'
-    )
+      'give sampler.ahead=0, or a mesh of one device.',
+    ),
+  ):
+    if is_wrong:
+      raise ValueError(text)
 
 
 def check_model(
@@ -118,54 +104,49 @@ def check_model(
   """Raises a ValueError if the config asks of the model what it has not.
 
   Args:
-    config: Of the run.
-    shape: Of the model.
-    mesh: Of the run.
+    config: Asks for adapters, experts and their balance.
+    shape: The shape of the model.
+    mesh: Its axes.
   """
-  if config.lora.rank > shape.width:
-    raise ValueError(
-      f'config.lora.rank={config.lora.rank}, but the model has the width '
-      f'{shape.width}, so that adapters would have more parameters than what '
-      'they change; give a smaller rank, or 0 to train the weights themselves.'
-    )
-  split = mesh.shape['expert']
-  if shape.experts is None and split > 1:
-    raise ValueError(
+  rank, split = config.lora.rank, mesh.shape['expert']
+  balance, has_none = config.learner.expert_balance, shape.experts is None
+  for is_wrong, text in (
+    (
+      rank > shape.width,
+      f'config.lora.rank={rank}, but the model has the width {shape.width}, so '
+      'that adapters would have more parameters than what they change; give a '
+      'smaller rank, or 0 to train the weights themselves.',
+    ),
+    (
+      has_none and split > 1,
       f'config.mesh.expert={split}, but the model has no experts that could be '
-      'split; give 1, and more of mesh.data or mesh.fsdp.'
-    )
-  if shape.experts is None and config.learner.expert_balance:
-    raise ValueError(
-      f'config.learner.expert_balance={config.learner.expert_balance}, but the '
-      'model has no experts; give 0.'
-    )
+      'split; give 1, and more of mesh.data or mesh.fsdp.',
+    ),
+    (
+      has_none and balance,
+      f'config.learner.expert_balance={balance}, but the model has no experts; '
+      'give 0.',
+    ),
+  ):
+    if is_wrong:
+      raise ValueError(text)
 
 
-# Metrics of which all names are known: by the first word of a name.
-_NAMES = {
-  'accuracy': ('accuracy', 'accuracy_drawn'),
-  'groups': ('groups_solved', 'groups_failed'),
-  'heldout': (
-    'heldout_accuracy', 'heldout_failed', 'heldout_graded', 'heldout_too_long',
-  ),
-  'judged': ('judged', 'judged_per_sec'),
-  'length': (
-    'length_tokens', 'length_tokens_max', 'length_tokens_right',
-    'length_tokens_wrong',
-  ),
-  'loss': ('loss',),
-  'reward': ('reward',),
-  'rewards': ('rewards_failed',),
-  'truncated': ('truncated',),
-  'uniform': ('uniform_groups',),
-}  # fmt: skip
-# First words of the others, of which each method and option has its own.
-_FAMILIES = frozenset(
-  'adam advantage ahead capped clip clipped conflict detached device elapsed '
-  'ends entropy ess expert gated geometry grad host idle importance judge '
-  'kept kl learn left log mfu needed nonfinite off outside overshoot param '
-  'penalized positive prefix prompts pruned ratio rollout router sample '
-  'sampler saturated saves staleness step update value'.split()
+# Metrics that begin with a word of which all of them are known; another name
+# with such a word is a mistake.
+_NAMES = frozenset(
+  'accuracy accuracy_drawn groups_failed groups_short groups_solved '
+  'groups_surplus heldout_accuracy heldout_failed heldout_graded '
+  'heldout_too_long judged judged_per_sec length_tokens length_tokens_max '
+  'length_tokens_right length_tokens_wrong loss reward rewards_failed '
+  'truncated uniform_groups'.split()
+)
+# First words of the others, of which each method and option has its own, beside
+# those that are shown.
+_WORDS = frozenset(
+  'advantage capped clip conflict detached elapsed ends expert gated '
+  'importance kept log needed off outside penalized positive pruned router '
+  'sampler saturated tokens value'.split()
 )
 
 
@@ -175,7 +156,7 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
   A method of the user's may have metrics of any name.
 
   Args:
-    config: Of the run.
+    config: Names the metric and the method.
     labels: What its rewards are called.
   """
   name, method = config.checkpoint.best_metric, config.learner.method
@@ -183,12 +164,12 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
     return
   ends = '', *config_lib.REWARD_METRICS
   of_rewards = [f'reward/{label}{end}' for label in labels for end in ends]
-  first = re.split('[_/]', name)[0]
-  if name in of_rewards or name in _NAMES.get(first, ()):
+  shown = {metric for rows in table.GROUPS.values() for metric in rows}
+  known = [*of_rewards, *sorted(_NAMES | shown)]
+  word = lambda metric: metric.partition('_')[0]
+  open_words = _WORDS | set(map(word, shown)) - set(map(word, _NAMES))
+  if name in known or word(name) in open_words and '/' not in name:
     return
-  if first in _FAMILIES and '/' not in name:
-    return
-  known = [*of_rewards, *(one for names in _NAMES.values() for one in names)]
   near = difflib.get_close_matches(name, known, 1, 0)
   raise ValueError(
     f'config.checkpoint.best_metric={name!r} is no metric of this run, so that '
@@ -208,8 +189,8 @@ def check_memory(
 
   Args:
     config: With widths.
-    model: Of the run.
-    mesh: Of the run.
+    model: Its shapes.
+    mesh: The devices.
   """
   found, shape = _memory(mesh), model.config
   if found is None:
@@ -268,10 +249,10 @@ def _memory(mesh: jax.sharding.Mesh) -> float | None:
   here = [
     d for d in mesh.devices.flat if d.process_index == jax.process_index()
   ]
-  told = [(d.memory_stats() or {}).get('bytes_limit', 0) for d in here]
-  if not told or 0 in told:
+  limits = [(d.memory_stats() or {}).get('bytes_limit', 0) for d in here]
+  if not limits or 0 in limits:
     return None
-  return sum(told) * mesh.size / len(told)
+  return sum(limits) * mesh.size / len(limits)
 
 
 def facts(run: Any, devices: int) -> dict[str, str]:

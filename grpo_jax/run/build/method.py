@@ -23,7 +23,7 @@ from grpo_jax.run.keep.objects import Objects
 _KNOWN = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
 
 
-def method(
+def make_method(
   name: str,
   kwargs: Mapping[str, Any],
   flag: str = '--config.learner.method',
@@ -62,26 +62,27 @@ def method(
       f'{flag}={name!r} is no method; {meant} A method of your own is named '
       "'module:function'."
     )
-  asked = dict(kwargs)
+  from_config = dict(kwargs)
   if facts is not None:
     kwargs = losses.arguments_from_run(make, facts, kwargs)
   # Before the call: a TypeError that is raised inside `make` is another error.
   try:
     inspect.signature(make).bind(**kwargs)
   except TypeError as error:
+    arguments = str(inspect.signature(make)).split(' ->')[0]
     raise ValueError(
-      f'{flag}_kwargs={kwargs} do not fit {name}{_arguments(make)}:'
+      f'{flag}_kwargs={kwargs} do not fit {name}{arguments}:'
       f' {plain_text.said(error)}; '
       f'set all arguments at once with {flag}_kwargs="{{...}}".'
     ) from error
   try:
     made = make(**kwargs)
   except ValueError as error:
-    if not asked:
+    if not from_config:
       raise
     # A transform of the method may call its argument by another name.
     raise ValueError(
-      f'{flag}_kwargs={asked} cannot be used: {plain_text.said(error)}'
+      f'{flag}_kwargs={from_config} cannot be used: {plain_text.said(error)}'
     ) from error
   except Exception as error:  # a user's function may raise anything
     raise ValueError(
@@ -95,10 +96,6 @@ def method(
       'what losses.chain returns.'
     )
   return made
-
-
-def _arguments(function) -> str:
-  return str(inspect.signature(function)).split(' ->')[0]
 
 
 def _facts(config: Config) -> dict[str, Any]:
@@ -136,7 +133,7 @@ def method_of(
   """The method of a run, traced so that a chain in the wrong order raises."""
   learner, facts = config.learner, _facts(config)
   name, kwargs = learner.method, learner.method_kwargs
-  loss = method(name, kwargs, own=objects.method, facts=facts)
+  loss = make_method(name, kwargs, own=objects.method, facts=facts)
   _check_lengths(loss, config)
   # Sizes that differ from each other and from 1, so that a result of another
   # shape cannot pass; small ones, because a group may be large.
@@ -190,8 +187,8 @@ def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
     # A transform may map some rewards to 0: those below a threshold, say.
     reward = jnp.linspace(0.0, largest, len(batch.reward))[:, None]
     parts = jnp.broadcast_to(reward[..., None], batch.reward_parts.shape)
-    given = batch._replace(reward=reward, reward_parts=parts)
-    credited, _ = losses.credit(loss, given, loss.init())
+    rewarded = batch._replace(reward=reward, reward_parts=parts)
+    credited, _ = losses.credit(loss, rewarded, loss.init())
     # A deviation of a single completion may be 0 over 0.
     advantage = jnp.asarray(credited.advantage)
     return bool(jnp.any(jnp.isfinite(advantage) & (advantage != 0)))
@@ -235,9 +232,9 @@ def _corrects(
   from it has drawn.
 
   Args:
-    method: Of the run.
+    method: The loss.
     group: Completions of each prompt.
-    num_rewards: See `warnings_of_age`.
+    num_rewards: How many rewards each completion has.
     is_old: Whether the policy that has drawn them is the old policy.
   """
   if not method.requires <= _KNOWN:

@@ -69,8 +69,8 @@ def source(path: str, needs_weights: bool = True) -> Source:
   """Opens what `config.model.path` names; no weights are read yet.
 
   Args:
-    path: See `weights.source`; or the workdir of another run.
-    needs_weights: See `weights.source`.
+    path: A folder, a GGUF file, or the workdir of another run.
+    needs_weights: Whether weights must be there, and not the shape alone.
 
   Raises:
     ValueError: There is nothing that could be read; see `weights.source`.
@@ -83,7 +83,7 @@ def source(path: str, needs_weights: bool = True) -> Source:
 
 @functools.lru_cache(maxsize=4)  # a run opens its source several times
 def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
-  """See `source`; `written` is when the description was written."""
+  """`source`; `written` is when the description was written."""
   del written
   workdir = pathlib.Path(path).expanduser()
   if not (workdir / 'checkpoints').is_dir():
@@ -93,8 +93,7 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
         'has trained.'
       )
     return weights.source(path, needs_weights)
-  saved = records.config_of(workdir)
-  run = config_lib.dataclass_from_dict(Config, saved, f'{workdir}/config.json')
+  run = records.saved_config(workdir)
   theirs = run.model.path
   if objects_lib.is_object(theirs) or is_function(theirs):
     raise ValueError(
@@ -116,10 +115,10 @@ def transformer(
   """The model of a run.
 
   Args:
-    config: See `grpo_jax.config.Config`.
+    config: Has the shape, or says where it comes from.
     vocab_size: Token ids of the tokenizer. The embedding has as many rows, if
       `model.path` does not bring one.
-    needs_weights: See `source`.
+    needs_weights: Whether weights must be there, and not the shape alone.
 
   Raises:
     ValueError: The source cannot be read, the config contradicts it, or the
@@ -213,47 +212,50 @@ def check_own(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
 
   Args:
     model: The run's own model.
-    config: Of the run.
+    config: Of the run that asks.
     vocab_size: Token ids of the tokenizer.
   """
-  if vocab_size > model.vocab_size:
-    raise ValueError(
-      f'The tokenizer has {vocab_size} token ids, but {model.name} has logits '
-      f'for {model.vocab_size}; give the tokenizer of this model.'
-    )
-  if config.learner.layout not in ('auto', 'padded'):
-    raise ValueError(
-      f'config.learner.layout={config.learner.layout!r}, but {model.name}, a '
-      "model of your own, reads padded rows alone; set it to 'auto' or "
-      "'padded'."
-    )
-  if config.lora.rank:
-    raise ValueError(
-      f'config.lora.rank={config.lora.rank}, but {model.name} is a model of '
-      'your own, which gets no adapters; set it to 0.'
-    )
-  if config.learner.expert_balance:
-    raise ValueError(
-      f'config.learner.expert_balance={config.learner.expert_balance}, but '
-      f'nothing is known of experts in {model.name}, a model of your own; set '
-      'it to 0.'
-    )
-  if config.mesh.context > 1:
-    raise ValueError(
-      f'config.mesh.context={config.mesh.context}, but {model.name}, a model '
-      'of your own, reads whole rows; set it to 1.'
-    )
+  learner, name = config.learner, model.name
   usual = dataclasses.asdict(config_lib.Model(path=config.model.path))
   changed = [
-    f'{name}={value!r}'
-    for name, value in dataclasses.asdict(config.model).items()
-    if value != usual[name]
+    f'{field}={value!r}'
+    for field, value in dataclasses.asdict(config.model).items()
+    if value != usual[field]
   ]
-  if changed:
-    raise ValueError(
+  for is_wrong, text in (
+    (
+      vocab_size > model.vocab_size,
+      f'The tokenizer has {vocab_size} token ids, but {name} has logits for '
+      f'{model.vocab_size}; give the tokenizer of this model.',
+    ),
+    (
+      learner.layout not in ('auto', 'padded'),
+      f'config.learner.layout={learner.layout!r}, but {name}, a model of your '
+      "own, reads padded rows alone; set it to 'auto' or 'padded'.",
+    ),
+    (
+      config.lora.rank,
+      f'config.lora.rank={config.lora.rank}, but {name} is a model of your '
+      'own, which gets no adapters; set it to 0.',
+    ),
+    (
+      learner.expert_balance,
+      f'config.learner.expert_balance={learner.expert_balance}, but nothing is '
+      f'known of experts in {name}, a model of your own; set it to 0.',
+    ),
+    (
+      config.mesh.context > 1,
+      f'config.mesh.context={config.mesh.context}, but {name}, a model of your '
+      'own, reads whole rows; set it to 1.',
+    ),
+    (
+      changed,
       f'config.model has {", ".join(changed)}, which nothing reads, because '
-      f'{model.name} is a model of your own; leave out all but model.path.'
-    )
+      f'{name} is a model of your own; leave out all but model.path.',
+    ),
+  ):
+    if is_wrong:
+      raise ValueError(text)
 
 
 def drawing_tokens_of(model: Any, tokenizer: data.Tokenizer) -> Any:
@@ -305,19 +307,19 @@ def _refuse_contradiction(
 ) -> None:
   """Raises a ValueError if the config has a shape of its own as well."""
   usual = config_lib.Model()
-  given = dataclasses.asdict(config.model)
+  values = dataclasses.asdict(config.model)
   for name, value in fields.items():
     field = 'window_tokens' if name == 'pattern' else name
-    if given[field] != getattr(usual, field) and value != getattr(shape, name):
+    if values[field] != getattr(usual, field) and value != getattr(shape, name):
       raise ValueError(
-        f'config.model.{field}={given[field]}, but the model in '
+        f'config.model.{field}={values[field]}, but the model in '
         f'{config.model.path} has {getattr(shape, name)}; leave the field out, '
         'because the shape comes with the weights.'
       )
 
 
 class Parameters(NamedTuple):
-  """Something for each parameter: arrays, shapes or shardings."""
+  """Trees of arrays, shapes or shardings."""
 
   trained: Any
   frozen: Any  # None if every parameter is trained
@@ -360,12 +362,14 @@ def abstract(
 
 def weights_spec(config: Config, own: foreign.Pretrained | None) -> WeightsSpec:
   """Where the parameters of a run come from."""
+  path, is_free = config.model.path, config.model.beyond_context
   return WeightsSpec(
-    path=config.model.path,
+    path=path,
     own=own and own.params,
     seed=config.seed,
     has_adapters=config.lora.rank > 0,
     base_dtype=config.lora.base_dtype,
+    most_tokens=None if is_free else context_tokens(path),
   )
 
 
@@ -464,7 +468,7 @@ def _read(
   """All parameters from `model.path`."""
   found = source(spec.path)
   if isinstance(found, RunWeights):
-    return _of_run(found, model, mesh, dtype)
+    return _read_run(found, model, mesh, dtype)
   place = jax.tree.map(
     lambda x: x.sharding, abstract(_without_adapters(model), mesh).trained
   )
@@ -472,7 +476,7 @@ def _read(
   return weights.load(found, model.config, place, dtype, rounded=True)
 
 
-def _of_run(
+def _read_run(
   found: RunWeights,
   model: models.Transformer,
   mesh: jax.sharding.Mesh,
@@ -514,7 +518,7 @@ def policy(
     found: The run.
     vocab_size: Token ids of its tokenizer.
     mesh: Where the parameters are to be.
-    which: See `Checkpoints.named`.
+    which: The number of a rollout, 'latest' or 'best'.
 
   Raises:
     ValueError: There is no such checkpoint, or it has adapters of other weights

@@ -1,20 +1,41 @@
-"""Checks what a user gives in Python, and says in the config what stood where.
+"""Objects that a user gives in Python: checked, recorded, named in a config.
 
 A name goes into the config as it is, and so does the name of a function of this
 package: such a run needs no object to go on. See `objects.py` for the rest.
+
+A config can name a function of a module, but not a lambda in a notebook. Such
+an object is recorded instead: its name, its source where Python still has it,
+and a SHA-256 that the next start compares, so that a run does not go on with
+another reward by mistake. The hash of a function covers its source, its default
+arguments and the values that it closes over. It does not cover what the
+function calls or reads from its module, nor where that module lies: a run goes
+on after a module has moved. A record therefore shows most changes, but not all.
 """
 
+import ast
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import copy
 import dataclasses
+import functools
+import hashlib
 import inspect
 import itertools
 import json
 import math
 import sys
+import textwrap
+import tokenize
+import types
 from typing import Any
 from typing import NamedTuple
+
+import jax
+import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -24,28 +45,68 @@ from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.models import foreign
 from grpo_jax.rewards import WeightedReward
-from grpo_jax.run.build import provenance
 from grpo_jax.run.keep.objects import FIELDS
 from grpo_jax.run.keep.objects import Objects
 from grpo_jax.run.keep.objects import words
 
-_ITEMS = {
-  'prompts': 'prompts',
-  'heldout': 'held-out prompts',
-  'demonstrations': 'demonstrations',
-}
+Record = dict[str, Any]  # what JSON can hold
+
+# Items of a data set that are hashed at most; a user's class may take a
+# millisecond to return one.
+_MOST_ITEMS = 1000
+
+# Functions of these packages are identified by name. Their source changes from
+# release to release, and an update must not end a run.
+_BY_NAME = {'grpo_jax', 'jax', 'jaxlib', 'numpy', 'optax'}
+_BY_NAME |= sys.stdlib_module_names - {'__main__'}
+
+_EXAMPLE = {'prompt': '1+2=', 'answer': '3'}
+_DATA_ADVICE = (
+  'a list of dicts, or any object with __len__ and __getitem__ that returns '
+  "dicts, or a name as in a config: 'arithmetic' or the path of a JSONL file"
+)
 
 
-# The type that an argument must have, where to get one, and how it is called.
+def _is_data(value: Any) -> bool:
+  # A dict has both too, but its keys are no positions.
+  sized = hasattr(value, '__len__') and hasattr(value, '__getitem__')
+  return sized and not isinstance(value, Mapping)
+
+
+def _is_method(value: Any) -> bool:
+  return isinstance(value, losses.LossTransform) or callable(value)
+
+
+def _count(noun: str) -> Callable[[Any], str]:
+  return lambda records: f'{type(records).__name__} of {len(records)} {noun}'
+
+
+class _Kind(NamedTuple):
+  """What an argument may be beside a name."""
+
+  fits: Callable[[Any], bool]
+  advice: str  # where to get one
+  what: Callable[[Any], str]  # how it is called in the config
+
+
 _KINDS = {
-  'tokenizer': (
-    data.Tokenizer,
+  'prompts': _Kind(_is_data, _DATA_ADVICE, _count('prompts')),
+  'heldout': _Kind(_is_data, _DATA_ADVICE, _count('held-out prompts')),
+  'demonstrations': _Kind(_is_data, _DATA_ADVICE, _count('demonstrations')),
+  'method': _Kind(
+    _is_method,
+    'a LossTransform such as losses.methods.grpo(high=0.3), a function without '
+    "arguments that returns one, or a name such as 'dapo'",
+    lambda method: f'method {_short_name(method)}',
+  ),
+  'tokenizer': _Kind(
+    lambda value: isinstance(value, data.Tokenizer),
     'a grpo_jax.data.Tokenizer, which character_tokenizer and '
     'Tokenizer.from_folder return, or a name as in config.data.tokenizer',
     lambda tokenizer: f'tokenizer of {tokenizer.vocab_size} tokens',
   ),
-  'model': (
-    foreign.Pretrained,
+  'model': _Kind(
+    lambda value: isinstance(value, foreign.Pretrained),
     'what grpo_jax.models.foreign.from_nnx(module) returns, or a name as in '
     'config.model.path',
     lambda own: f'model {own.model.name}',
@@ -58,7 +119,7 @@ class _Placed(NamedTuple):
 
   name: str  # the name that was given, or words for the object
   value: Any = None  # the object
-  record: provenance.Record | None = None  # of the object
+  record: Record | None = None  # of the object
 
 
 def place(
@@ -67,8 +128,8 @@ def place(
   """The config with names, or words, for what a user gives; and the objects.
 
   Args:
-    config: Of the run.
-    rewards: See `grpo_jax.train`; None leaves the config as it is.
+    config: What the objects are put into.
+    rewards: As `grpo_jax.train` takes them; None leaves the config as it is.
     **arguments: The same for `prompts`, `heldout`, `demonstrations`, `method`,
       `tokenizer` and `model`.
 
@@ -116,39 +177,34 @@ def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 
 def _placed(argument: str, value: Any, last_turn: str) -> _Placed:
   """What stands in the config for one argument but the rewards."""
+  kind = _KINDS[argument]
   if isinstance(value, str):
     return _Placed(value)
-  if argument in _ITEMS:
-    return _data(argument, value, last_turn)
-  if argument == 'method':
-    return _method(value)
-  kind, advice, what = _KINDS[argument]
-  if not isinstance(value, kind):
-    raise _of_wrong_kind(argument, value, advice)
-  return _Placed(words(what(value)), value, provenance.record(value))
-
-
-def _of_wrong_kind(argument: str, value: Any, advice: str) -> ValueError:
-  kind = type(value).__name__
-  return ValueError(
-    f'{argument}={value!r:.60} is of type {kind}; give {advice}.'
-  )
-
-
-def _data(argument: str, records: Any, last_turn: str) -> _Placed:
-  """Prompts, held-out prompts or demonstrations."""
-  sized = hasattr(records, '__len__') and hasattr(records, '__getitem__')
-  # A dict has both too, but its keys are no positions.
-  if not sized or isinstance(records, Mapping):
-    raise _of_wrong_kind(
-      argument,
-      records,
-      'a list of dicts, or any object with __len__ and __getitem__ that '
-      "returns dicts, or a name as in a config: 'arithmetic' or the path of a "
-      'JSONL file',
+  if not kind.fits(value):
+    raise ValueError(
+      f'{argument}={value!r:.60} is of type {type(value).__name__}; give '
+      f'{kind.advice}.'
     )
-  if not len(records) and argument == 'heldout':
-    return _Placed('')
+  record_value = record
+  if kind.fits is _is_data:
+    if argument == 'heldout' and not len(value):
+      return _Placed('')
+    _check_data(argument, value, last_turn)
+    record_value = record_of_data
+  elif argument == 'method':
+    # By name where there is one: such a run needs no object to go on.
+    name = _short_name(value)
+    if name in losses.methods.__all__ and (
+      getattr(losses.methods, name) is value
+    ):
+      return _Placed(name)
+  is_made = isinstance(value, losses.LossTransform)
+  stands = (lambda: value) if is_made else value
+  return _Placed(words(kind.what(value)), stands, record_value(value))
+
+
+def _check_data(argument: str, records: Any, last_turn: str) -> None:
+  """Raises a ValueError if a run cannot use these records."""
   if not len(records):
     raise ValueError(f'{argument} is empty; give at least one record.')
   if len(records) >= sys.maxsize:  # what grain says of a repeated dataset
@@ -158,10 +214,8 @@ def _data(argument: str, records: Any, last_turn: str) -> _Placed:
     )
   needed = ['prompt', *(['answer'] if argument == 'demonstrations' else [])]
   # Not all records of a large data set, because reading one may take a while.
-  for index in provenance.ends(len(records)):
+  for index in ends(len(records)):
     _check_record(f'{argument}[{index}]', records[index], needed, last_turn)
-  what = f'{type(records).__name__} of {len(records)} {_ITEMS[argument]}'
-  return _Placed(words(what), records, provenance.record_of_data(records))
 
 
 def _check_record(
@@ -173,12 +227,11 @@ def _check_record(
     where: How messages name the record.
     record: What the data set returned.
     needed: The fields that must be there.
-    last_turn: See `config.Data`.
+    last_turn: `data.last_turn`, what becomes of an answer in a chat.
   """
-  example = "{'prompt': '1+2=', 'answer': '3'}"
   if not isinstance(record, Mapping):
     raise ValueError(
-      f'{where} is {record!r:.60}, but a dict is needed, such as {example}.'
+      f'{where} is {record!r:.60}, but a dict is needed, such as {_EXAMPLE}.'
     )
   if last_turn == 'answer' and 'prompt' in record:
     try:
@@ -189,33 +242,13 @@ def _check_record(
     if field not in record:
       raise ValueError(
         f'{where} has the fields {list(record)}, but the field {field!r} is '
-        f'needed; give records such as {example}.'
+        f'needed; give records such as {_EXAMPLE}.'
       )
   if problem := data.prompt_problem(record['prompt']):
     raise ValueError(
       f"{where}['prompt'] must be a text or a list of messages, but {problem}; "
       'correct the record.'
     )
-
-
-def _method(method: Any) -> _Placed:
-  """A `LossTransform`, or a function that makes one."""
-  if isinstance(method, losses.LossTransform):
-    record = provenance.record(method)
-    return _Placed(words('method LossTransform'), lambda: method, record)
-  if not callable(method):
-    raise _of_wrong_kind(
-      'method',
-      method,
-      'a LossTransform such as losses.methods.grpo(high=0.3), a function '
-      "without arguments that returns one, or a name such as 'dapo'",
-    )
-  # By name where there is one: such a run needs no object to go on.
-  name = _short_name(method)
-  if name in losses.methods.__all__ and getattr(losses.methods, name) is method:
-    return _Placed(name)
-  record = provenance.record(method)
-  return _Placed(words(f'method {name}'), method, record)
 
 
 def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
@@ -227,11 +260,11 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
     )
   names = set()
   for index, item in enumerate(items):
-    where, name, kwargs = f'rewards[{index}]', '', {}
+    where, name, more = f'rewards[{index}]', '', {}
     function, weight = item, 1.0
     if isinstance(item, WeightedReward):
       function, weight, name = item.function, item.weight, item.name
-      kwargs = item.kwargs
+      more = _more(where, item)
     elif isinstance(item, list | tuple) and len(item) == 2:
       function, weight = item
     if not _is_reward(function, weight):
@@ -242,7 +275,7 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
       )
     if callable(function):
       judged = ('prompt', 'completion', 'example')
-      _check_arguments(where, function, judged, kwargs)
+      _check_arguments(where, function, judged, more.get('kwargs', {}))
       # By name where there is one, as a config would have it.
       if not name and _is_builtin(function):
         function = function.__name__
@@ -254,14 +287,13 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
       every = itertools.chain([name or short], several)
       name = name or next(one for one in every if one not in names)
       judge = WeightedReward(name, function)
-      one = _Placed(words(f'reward {name}'), judge, provenance.record(function))
+      one = _Placed(words(f'reward {name}'), judge, record(function))
     if name in names:
       raise ValueError(
         f'{where} is a second reward with the name {name!r}; give it another, '
         'as in WeightedReward(name, function, weight).'
       )
     names.add(name)
-    more = _more(where, item) if isinstance(item, WeightedReward) else {}
     yield one, config_lib.Reward(one.name, float(weight), **more)
 
 
@@ -303,7 +335,7 @@ def _more(where: str, judge: WeightedReward) -> dict[str, Any]:
 def _short_name(function: Callable[..., Any]) -> str:
   """The name of a function, as 'brevity'; of an instance, that of its class."""
   # A lambda is called '<lambda>'.
-  return provenance.called(function).__name__.strip('<>')
+  return called(function).__name__.strip('<>')
 
 
 def _check_arguments(
@@ -335,3 +367,198 @@ def check_callback(on_rollout: Any) -> None:
       '(step, metrics, rollout).'
     )
   _check_arguments('on_rollout', on_rollout, ('step', 'metrics', 'rollout'))
+
+
+def record(value: Any) -> Record:
+  """The name of an object, what a person may want to know, and a hash.
+
+  Args:
+    value: A function or what can be called like one: `source` is None if Python
+      has none. A `LossTransform`: unlike a reward, a transform may close over a
+      dict, its hyper-parameters. A tokenizer. Or a `Pretrained`, whose values
+      are not hashed: a run begins with them, and goes on with those in its
+      checkpoint.
+  """
+  if isinstance(value, losses.LossTransform):
+    facts = {'requires': sorted(value.requires), 'scope': value.scope}
+    return _record(value, tuple(value), **facts)
+  if isinstance(value, data.Tokenizer):
+    fields = dataclasses.fields(value)
+    hashed = {x.name: getattr(value, x.name) for x in fields if x.init}
+    hashed['backend'] = value.backend.to_str()
+    return _record(value, hashed, vocab_size=value.vocab_size)
+  if isinstance(value, foreign.Pretrained):
+    model, leaves = value.model, []
+    for path, x in jax.tree_util.tree_leaves_with_path(value.model.shapes):
+      leaves.append((jax.tree_util.keystr(path), x.shape))
+    calls = [_describe(x, False) for x in (model.call, model.init_cache)]
+    hashed = model.name, leaves, model.attention, calls
+    size = sum(math.prod(shape) for _, shape in leaves)
+    return _record(value, hashed, name=model.name, parameters=size)
+  return _record(value, None, source=source(value))
+
+
+def record_of_data(records: Sequence[Any]) -> Record:
+  """The type and the length of a data set, and a hash of its items.
+
+  Where there are more than a thousand, the first and the last five hundred are
+  hashed.
+  """
+  hashed = [records[index] for index in ends(len(records))]
+  counts = {'length': len(records), 'items_hashed': len(hashed)}
+  return _record(records, hashed, **counts)
+
+
+def _record(value: Any, hashed: Any, **facts: Any) -> Record:
+  """The record of a value, of which `hashed` is hashed; None: itself."""
+  counted = hashed is not None
+  described = _describe(hashed if counted else value, counted)
+  digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+  return {'name': qualified_name(value), **facts, 'sha256': digest}
+
+
+def ends(length: int) -> list[int]:
+  """The indices of a data set that are read: all, or those at both ends."""
+  if length <= _MOST_ITEMS:
+    return list(range(length))
+  half = _MOST_ITEMS // 2
+  return [*range(half), *range(length - half, length)]
+
+
+def called(function: Any) -> Any:
+  """The function that a partial one calls; of an instance, its class."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return function if hasattr(function, '__qualname__') else type(function)
+
+
+def qualified_name(function: Any) -> str:
+  """'module.Class.function', also of a partial function or an instance."""
+  found = called(function)
+  return f'{found.__module__}.{found.__qualname__}'
+
+
+def source(function: Callable[..., Any]) -> str | None:
+  """The source of a function, of a lambda alone, or of an instance's class.
+
+  None if Python does not have it, as for a function made by `exec`.
+  """
+  found = called(function)
+  try:
+    if found.__name__ == '<lambda>':
+      return _lambda_source(found)
+    return textwrap.dedent(inspect.getsource(found))
+  except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+    return None
+
+
+def _lambda_source(function: Callable[..., Any]) -> str | None:
+  """The text of a lambda.
+
+  `inspect.getsource` returns the whole statement that holds the lambda, often
+  the very call of `train`. Then an edit of another argument would look like an
+  edit of the reward.
+  """
+  code = inspect.unwrap(function).__code__
+  text = ''.join(inspect.findsource(function)[0])
+  found = [
+    node
+    for node in ast.walk(ast.parse(text))
+    if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
+  ]
+  # If several are on one line, the one whose body was compiled to this code.
+  if len(found) > 1:
+    compiled = {(line, column) for line, _, column, _ in code.co_positions()}
+    placed = [
+      node
+      for node in found
+      if (node.body.lineno, node.body.col_offset) in compiled
+    ]
+    # For a body that is a single constant, Python 3.12 records no position.
+    found = placed or [node for node in found if _compiles_to(node, code)]
+  return ast.get_source_segment(text, found[0]) if len(found) == 1 else None
+
+
+def _compiles_to(node: ast.Lambda, code: types.CodeType) -> bool:
+  """Whether a lambda alone, out of its surroundings, has this code."""
+  # Compiled and not evaluated, and without its default arguments: they are no
+  # part of its code, and may hold other lambdas.
+  alone = copy.deepcopy(node)
+  alone.args.defaults = []
+  alone.args.kw_defaults = [None] * len(alone.args.kwonlyargs)
+  around = compile(ast.Expression(alone), '<lambda>', 'eval', dont_inherit=True)
+  (found,) = (c for c in around.co_consts if isinstance(c, types.CodeType))
+  return (found.co_code, found.co_consts) == (code.co_code, code.co_consts)
+
+
+def _describe(value: Any, counted: bool, seen=frozenset()) -> Any:
+  """A value as nested lists of strings, equal in another process.
+
+  Args:
+    value: Anything.
+    counted: Whether the contents of lists, dicts, sets and arrays count. A
+      reward may close over a list or a dict in which it counts calls or keeps
+      answers, and is the same reward after that.
+    seen: The ids of the values around this one, for values that hold
+      themselves.
+  """
+  if value is None or isinstance(value, bool | int | float | complex | str):
+    return repr(value)
+  if isinstance(value, bytes):
+    return value.hex()
+  if id(value) in seen:
+    return 'itself'
+  around = seen | {id(value)}
+  parts = [_describe(x, counted, around) for x in _parts(value, counted)]
+  if isinstance(value, set | frozenset):
+    # Their order differs between processes.
+    parts = sorted(map(json.dumps, parts))
+  return [type(value).__qualname__, *parts]
+
+
+def _parts(value: Any, counted: bool) -> Iterable[Any]:
+  """What tells a value from others of its type."""
+  match value:
+    case dict() | list() | set() if not counted:
+      return ()
+    case dict():
+      return value.items()
+    case list() | tuple() | set() | frozenset():
+      return value
+    case functools.partial():
+      return value.func, value.args, tuple(sorted(value.keywords.items()))
+    case types.MethodType():
+      return value.__func__, value.__self__
+    case types.CodeType():
+      return value.co_code, value.co_names, value.co_consts
+    case types.FunctionType():
+      return _parts_of_function(value)
+    case np.ndarray() | np.generic() | jax.Array():
+      numbers = np.asarray(value).tobytes() if counted else b''
+      digest = hashlib.sha256(numbers).hexdigest()
+      return str(value.dtype), value.shape, digest
+  if hasattr(value, '__wrapped__'):  # of jax.jit, functools.cache
+    return (value.__wrapped__,)
+  if hasattr(value, '__qualname__'):  # a class, a built-in function
+    return (value.__qualname__,)
+  # Not `repr`, which may hold an address that differs in every process.
+  fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+  text = source(value) if callable(value) else None
+  return text, *(getattr(value, field.name) for field in fields)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterable[Any]:
+  """The source, default arguments and closed-over values of a function.
+
+  Where there is no source, it is the bytecode, which differs between versions
+  of Python.
+  """
+  body = function.__qualname__
+  if qualified_name(function).partition('.')[0] not in _BY_NAME:
+    body = source(function) or function.__code__
+  cells = []
+  for cell in function.__closure__ or ():
+    with contextlib.suppress(ValueError):  # not assigned yet
+      cells.append(cell.cell_contents)
+  named = tuple(sorted((function.__kwdefaults__ or {}).items()))
+  return body, function.__defaults__, named, tuple(cells)

@@ -29,7 +29,7 @@ def functions(
   """The reward functions of a config, as `rewards.score` takes them.
 
   Args:
-    config: See `grpo_jax.config.Reward`.
+    config: Names them, with weights and arguments.
     objects: May have others in their places.
     mesh: Of the run, for a reward model; None: one device.
 
@@ -131,7 +131,7 @@ def workers(
 
   Args:
     spec: Their limits.
-    functions: Of the run.
+    functions: What `functions` returned.
 
   Yields:
     A pool; None if no function needs one.

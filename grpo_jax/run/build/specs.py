@@ -1,10 +1,10 @@
 """What a run is, in small values: each has what one reader reads.
 
 `build.run` makes them from a `Config`, once, and the rollouts of a run read
-them. Still read as a `Config` are what is saved or compared as text, shown on
-the screen, or planned, and what `policy.py` evaluates and samples with. What
-has a type of its own already is no spec here: `learner.types` has those of an
-update, `models.layout` that of rows, `engines` how tokens are drawn.
+them. Still read as a `Config` is what is saved or compared as text, shown on
+the screen, or planned. What has a type of its own already is no spec here:
+`learner.types` has those of an update, `models.layout` that of rows, `engines`
+how tokens are drawn.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,11 @@ class WeightsSpec:
   seed: int
   has_adapters: bool
   base_dtype: str  # of matrices beside adapters
+  most_tokens: int | None  # of a row that the model is for; None: of any
 
 
 @dataclasses.dataclass(frozen=True)
-class DataSpec:
+class WidthSpec:
   """How wide rows are, in tokens."""
 
   prompt_buckets: tuple[int, ...]
@@ -95,10 +96,11 @@ class WarmUpSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSpec:
-  """When held-out problems are answered, and how many."""
+  """When held-out problems are answered, how many, and what is read of them."""
 
   every_steps: int  # rollouts; 0: at the start and the end only
   examples: int
+  answer: str  # the function that reads an answer, by name; '': none
 
 
 @dataclasses.dataclass(frozen=True)

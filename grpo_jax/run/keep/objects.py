@@ -10,13 +10,13 @@ module compares both with what the next start brings.
 """
 
 from collections.abc import Collection
-from collections.abc import Iterable
+from collections.abc import Container
 from collections.abc import Mapping
-import dataclasses
+import operator
+import re
 from typing import Any
 from typing import NamedTuple
 
-from grpo_jax import config as config_lib
 from grpo_jax.config import Config
 
 # The arguments of `grpo_jax.train` that take objects, and the field of the
@@ -43,7 +43,7 @@ class Objects(NamedTuple):
   method: Any = None
   tokenizer: Any = None
   model: Any = None
-  records: Mapping[str, dict[str, Any]] = {}  # by words; see `provenance.py`
+  records: Mapping[str, dict[str, Any]] = {}  # by words; see `placing.py`
 
 
 NOTHING = Objects()
@@ -59,19 +59,15 @@ def is_object(name: str) -> bool:
   return name.endswith(_END)
 
 
-def standing(config: Config | Mapping[str, Any]) -> dict[str, str]:
-  """The words for objects in a config, or in its JSON; the argument of each."""
-  if isinstance(config, Config):
-    config = dataclasses.asdict(config)
-  values, found = config_lib.flat(config), {}
+def standing(config: Config) -> dict[str, str]:
+  """The words for objects in a config, and the argument of each."""
+  found = {}
   for argument, field in FIELDS.items():
-    names = [values.get(field)]
-    if argument == 'rewards':
-      names = [reward['name'] for reward in values.get(field) or ()]
+    value = operator.attrgetter(field)(config)
+    names = [reward.name for reward in value] if field == 'rewards' else [value]
     # Without a warm-up nothing reads the demonstrations.
-    elif argument == 'demonstrations' and not values.get('warm_up.steps'):
-      names = []
-    found |= {name: argument for name in names if is_object(str(name))}
+    if argument != 'demonstrations' or config.warm_up.steps:
+      found |= {name: argument for name in names if is_object(str(name))}
   return found
 
 
@@ -91,40 +87,55 @@ def require(
     purpose: How the message begins, such as 'Training this run'.
     call: The call that takes the missing objects, with {} in their place.
   """
-  missing = {
-    name: argument
-    for name, argument in standing(config).items()
-    if argument in arguments and name not in objects.records
-  }
-  if missing:
+  needed = {k: v for k, v in standing(config).items() if v in arguments}
+  listed, given = _missing(needed, objects.records)
+  if listed:
     raise ValueError(
-      f'{purpose} needs again what it was given in Python: '
-      f'{_listed(missing)}; call {call.format(_in_call(missing.values()))}.'
+      f'{purpose} needs again what it was given in Python: {listed}; call '
+      f'{call.format(given)}.'
     )
 
 
-def refuse_without(
-  directory: Any, earlier: Mapping[str, Any], config: Config
-) -> None:
+def refuse_without(directory: Any, earlier: Config, config: Config) -> None:
   """Raises a ValueError if a start is not given what its run was given.
 
   Args:
     directory: The workdir.
-    earlier: The config of the run in it, as JSON has it.
+    earlier: The config of the run in it.
     config: Of this start.
   """
-  now = {*standing(config).values()}
-  missing = {
-    name: argument
-    for name, argument in standing(earlier).items()
-    if argument not in now
-  }
-  if missing:
-    call = f'grpo_jax.train(config, workdir, {_in_call(missing.values())})'
+  now, before = {*standing(config).values()}, standing(earlier)
+  listed, given = _missing(before, {k for k, v in before.items() if v in now})
+  if listed:
     raise ValueError(
-      f'The run in {directory} was given {_listed(missing)} in Python, and '
-      f'this start was not; give the same with {call}, or give another workdir.'
+      f'The run in {directory} was given {listed} in Python, and this start '
+      f'was not; give the same with grpo_jax.train(config, workdir, {given}), '
+      'or give another workdir.'
     )
+
+
+def _missing(
+  needed: Mapping[str, str], there: Container[str]
+) -> tuple[str, str]:
+  """What is not there, for a person and for a call; '' if all is.
+
+  Args:
+    needed: The argument of each object, by its words.
+    there: Words.
+
+  Returns:
+    Such as 'rewards (brevity, lambda) and prompts (list of 12 prompts)', and
+    'rewards=[...], prompts=...'.
+  """
+  found: dict[str, list[str]] = {}
+  for name, argument in needed.items():
+    if name not in there:
+      short = re.sub('^(method|model|reward) ', '', _what(name))
+      found.setdefault(argument, []).append(short)
+  parts = [f'{name} ({", ".join(names)})' for name, names in found.items()]
+  call = [f'{k}=[...]' if k == 'rewards' else f'{k}=...' for k in found]
+  listed = ' and '.join(filter(None, (', '.join(parts[:-1]), *parts[-1:])))
+  return listed, ', '.join(call)
 
 
 def refuse_changed(
@@ -155,23 +166,3 @@ def refuse_changed(
 def _what(name: str) -> str:
   """What stood in the place of these words: 'reward brevity'."""
   return name[1 : -len(_END)]
-
-
-def _listed(missing: Mapping[str, str]) -> str:
-  """'rewards (brevity, lambda) and prompts (list of 12 prompts)'."""
-  parts = []
-  for argument in dict.fromkeys(missing.values()):
-    names = [_what(name) for name in missing if missing[name] == argument]
-    for kind in ('method ', 'model ', 'reward '):
-      names = [name.removeprefix(kind) for name in names]
-    parts.append(f'{argument} ({", ".join(names)})')
-  *first, last = parts
-  return f'{", ".join(first)} and {last}' if first else last
-
-
-def _in_call(arguments: Iterable[str]) -> str:
-  """'rewards=[...], prompts=...'."""
-  return ', '.join(
-    f'{name}=[...]' if name == 'rewards' else f'{name}=...'
-    for name in dict.fromkeys(arguments)
-  )

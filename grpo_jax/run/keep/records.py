@@ -8,12 +8,15 @@ import json
 import pathlib
 import platform
 import subprocess
+from typing import TYPE_CHECKING
 from typing import Any
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
-from grpo_jax.config import Reward
 from grpo_jax.config import whole_files
+
+if TYPE_CHECKING:
+  from ml_collections import ConfigDict
 
 PACKAGES = (
   'grpo_jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain',
@@ -21,71 +24,70 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def saved_config(directory: str | pathlib.Path) -> dict[str, Any] | None:
-  """The config of the run in a workdir, in the names of today.
-
-  What an earlier version did without a field is said, where that is not the
-  field's default; and arguments of methods have their new names.
-  """
-  # Of a bucket this file alone is read, for the flags of a command.
-  place: Any = pathlib.Path(directory)
-  if '://' in str(directory):
-    from etils import epath
-
-    place = epath.Path(directory)
-  saved = read(place / 'config.json')
-  if saved is None:
-    return None
-  model, learner = saved.get('model'), saved.get('learner')
-  if isinstance(model, dict) and 'compute_dtype' in model:
-    # Layers added to a sum in the dtype that they compute in.
-    model.setdefault('residual_dtype', model['compute_dtype'])
-  for place, reward in enumerate(_items(saved, 'rewards')):
-    usual = json.loads(json.dumps(dataclasses.asdict(Reward())))
-    saved['rewards'][place] = {**usual, **reward}
-  # Sources had no arguments.
-  fields = saved.get('data')
-  for name in ('train', 'heldout') if isinstance(fields, dict) else ():
-    for source in _items(fields, name):
-      source.setdefault('kwargs', {})
-  if isinstance(learner, dict):
-    old = _ONE_BOUND.get(str(learner.get('method')))
-    kwargs = learner.get('method_kwargs')
-    if isinstance(kwargs, dict) and old in kwargs:
-      kwargs['low'] = kwargs['high'] = kwargs.pop(old)
-  return saved
-
-
-def _items(saved: dict[str, Any], name: str) -> list[Any]:
-  """The dicts in a field of several, if it is as it should be."""
-  items = saved.get(name)
-  if isinstance(items, list) and all(isinstance(x, dict) for x in items):
-    return items
-  return []
-
-
-# Methods that had one argument for both bounds, and its name.
-_ONE_BOUND = {'gmpo': 'limit', 'dppo_kl': 'threshold'}
-
-
-def flat(config: Config) -> dict[str, Any]:
-  """Every field by its full name, with lists for tuples, as JSON has them."""
-  return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
-
-
 def config_of(directory: str | pathlib.Path) -> dict[str, Any]:
-  """The resolved config of the run in a workdir, as JSON has it.
+  """The config of the run in a workdir, as JSON has it, by any version.
 
   Raises:
     ValueError: The workdir holds no run.
   """
-  config = saved_config(directory)
+  config = read(_place(directory) / 'config.json')
   if config is None:
     raise ValueError(
       f'There is no run in {directory} (no config.json); give the workdir of '
       'a run, or --config with a config file.'
     )
   return config
+
+
+def saved_config(directory: str | pathlib.Path) -> Config:
+  """The config of the run in a workdir.
+
+  Raises:
+    ValueError: The workdir holds no run, its config cannot be used, or an
+      earlier version has written it.
+  """
+  saved, where = config_of(directory), f'{directory}/config.json'
+  config = config_lib.dataclass_from_dict(Config, saved, where)
+  before, now = config_lib.flat(saved), flat(config)
+  if before != now:
+    other = next(name for name in now if before.get(name, ...) != now[name])
+    starts = read(_place(directory) / 'versions.json', list) or [{}]
+    version = starts[-1].get('packages', {}).get('grpo_jax')
+    raise ValueError(
+      f'{where} was written by grpo_jax {version}, an earlier version, which '
+      f'alone reads it (its {other} is another one); go on with that version, '
+      'or give another workdir.'
+    )
+  return config
+
+
+def get_config(directory: str | pathlib.Path) -> 'ConfigDict':
+  """What `saved_config` returns, to be overridden like any other."""
+  found = config_lib.default()
+  # method_kwargs may hold names that its default, an empty dict, does not have.
+  found.unlock()
+  found.update(dataclasses.asdict(saved_config(directory)))
+  found.lock()
+  return found
+
+
+def holds_run(directory: str | pathlib.Path) -> bool:
+  """Whether a workdir holds a run; it may not exist."""
+  return (_place(directory) / 'config.json').exists()
+
+
+def _place(directory: str | pathlib.Path) -> Any:
+  """The path of a workdir; of one in a bucket, where single files are read."""
+  if '://' not in str(directory):
+    return pathlib.Path(directory)
+  from etils import epath
+
+  return epath.Path(directory)
+
+
+def flat(config: Config) -> dict[str, Any]:
+  """Every field by its full name, with lists for tuples, as JSON has them."""
+  return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
 def versions() -> dict[str, Any]:

@@ -4,7 +4,7 @@
   and the message names the field that differs; `config.FREE` lists the fields
   that may change between two starts.
 - `given.json` has a record of each object that the run was given in Python, if
-  it was given any; see `provenance.py`.
+  it was given any; see `placing.py`.
 - `versions.json` has one entry per start: packages, Python, git revision,
   devices, the rollouts that were done before, whether it replays others, and
   how many records and which hash its data had. A start over data that has
@@ -258,14 +258,12 @@ def refuse_another(
       field must be what the run was given.
   """
   directory = pathlib.Path(directory)
-  earlier = records.saved_config(directory)
-  if earlier is None:
+  if not records.holds_run(directory):
     return
+  earlier = records.saved_config(directory)
   if bound is None:
     objects_lib.refuse_without(directory, earlier, config)
-  # An earlier version may not have had a field. Its runs did what the default
-  # of that field does.
-  before = {**records.flat(Config()), **config_lib.flat(earlier)}
+  before = records.flat(earlier)
   for name, value in records.flat(config).items():
     free = config_lib.is_free(name, config)
     if bound is not None:
@@ -294,12 +292,13 @@ def with_widths(directory: str | pathlib.Path, config: Config) -> Config:
     directory: May not exist.
     config: Of this start.
   """
-  earlier = (records.saved_config(directory) or {}).get('data')
-  widths = earlier if isinstance(earlier, dict) else {}
+  if not records.holds_run(directory):
+    return config
+  earlier = records.saved_config(directory)
   kept = {
-    name: tuple(widths[name])
+    name: getattr(earlier.data, name)
     for name in ('prompt_buckets', 'completion_buckets')
-    if widths.get(name) and not getattr(config.data, name)
+    if not getattr(config.data, name)
   }
   fields = dataclasses.replace(config.data, **kept)
   return dataclasses.replace(config, data=fields) if kept else config

@@ -13,9 +13,8 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
-from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import limits
-from grpo_jax.run.keep.objects import NOTHING
+from grpo_jax.run.build import model as build_model
 from tests.run import export_test
 
 LLAMA = {
@@ -114,6 +113,11 @@ def config(folder, prompt=(24, 8), tokens=8, buckets=(8,), **changes):
   return config_lib.resolve(values)
 
 
+def check_length(given):
+  spec = build_model.weights_spec(given, None)
+  limits.check_length(spec, *limits.longest(given))
+
+
 @pytest.fixture
 def folder(tmp_path):
   fields = LLAMA | {'max_position_embeddings': 32}
@@ -137,7 +141,7 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
   prompt, completion, both = tokens
   given = config(folder, **changes)
   with pytest.raises(ValueError) as refused:
-    limits.check_context(given)
+    check_length(given)
   assert str(refused.value) == (
     f'A prompt of {prompt} tokens and a completion of {completion} have {both} '
     f'tokens together, but the model in {folder} was made for 32 '
@@ -146,7 +150,7 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
     'this is meant.'
   )
   meant = config(folder, **changes, **{'model.beyond_context': True})
-  limits.check_context(meant)
+  check_length(meant)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_longer_rows_than_the_model_was_made_for_are_refused(
   ],
 )
 def test_rows_that_fit_are_not(changes, folder):
-  limits.check_context(config(folder, **changes))
+  check_length(config(folder, **changes))
 
 
 @pytest.mark.parametrize('scaling', ['linear', ['linear'], 2.0])
@@ -168,27 +172,24 @@ def test_a_scaling_that_is_no_object_is_a_sentence(scaling, tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(fields))
   words = 'rope_scaling=.* no object with fields'
   with pytest.raises(ValueError, match=words):
-    limits.check_context(config(tmp_path))  # which comes first in a run
+    check_length(config(tmp_path))  # which comes first in a run
   with pytest.raises(ValueError, match=words):
     weights.source(tmp_path, needs_weights=False).config()
 
 
 def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
   run = types.SimpleNamespace(
-    config=config(folder, buckets=(8, 64)),
-    data=build_data.data_spec(config(folder, buckets=(8, 64))),
+    **build.sampler_specs(config(folder, buckets=(8, 64))),
     tokenizer=data.character_tokenizer(data.ALPHABET),
     sampling=engines.Sampling(),
     engine=types.SimpleNamespace(capabilities=engines.Capabilities()),
   )
-  policy = policies.Policy(run, 1, NOTHING)
+  policy = policies.Policy(run, 1, data.ArithmeticSource('heldout'))
   words = 'prompt of 3 tokens and a completion of 30 .* made for 32'
   with pytest.raises(ValueError, match=words):
     list(policies.sample(policy, ['1+2'], max_tokens=30))
   with pytest.raises(AttributeError, match='submit'):  # it begins to sample
     list(policies.sample(policy, ['1+2'], 2, max_tokens=29))
-  rows = dataclasses.replace(run.config.data, heldout='arithmetic')
-  run.config = dataclasses.replace(run.config, data=rows)
   words = 'prompt of 6 tokens and a completion of 27 .* made for 32'
   with pytest.raises(ValueError, match=words):
     policies.evaluate(policy, 2, 1, [1], max_tokens=27)
@@ -206,14 +207,14 @@ def test_a_learning_rate_that_rises_for_longer_than_the_run_is_refused(
     return export_test.small(folder, **fields, **{'optim.warmup_steps': steps})
 
   for allowed in (0, 12):
-    limits.check_schedule(rising(allowed))
+    limits.check_work(rising(allowed), sharding.make_mesh())
   made = rising(13)
   words = 'warmup_steps=13, but 3 rollouts have 12 optimizer steps'
   with pytest.raises(ValueError, match=words):
     build.run(made)
   with pytest.raises(ValueError, match=words):
     build.abstract(made, sharding.make_mesh())
-  limits.check_schedule(dataclasses.replace(made, steps=0))
+  limits.check_work(dataclasses.replace(made, steps=0), sharding.make_mesh())
 
 
 def test_runs_and_plans_are_refused_then(tmp_path):

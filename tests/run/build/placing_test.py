@@ -19,7 +19,6 @@ from grpo_jax import losses
 from grpo_jax import rewards
 from grpo_jax.run.build import build
 from grpo_jax.run.build import placing
-from grpo_jax.run.build import provenance
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
@@ -198,22 +197,22 @@ def test_a_callback_that_cannot_be_called_is_refused(callback):
 
 
 def digest(function):
-  return provenance.record(function)['sha256']
+  return placing.record(function)['sha256']
 
 
 def test_a_function_is_recorded_with_its_name_and_source():
-  record = provenance.record(brevity)
+  record = placing.record(brevity)
   assert record['name'] == f'{__name__}.brevity'
   assert record['source'].startswith('def brevity(prompt, completion, example)')
   partial = functools.partial(brevity, example={})
-  assert provenance.record(partial)['name'] == record['name']
-  assert 'class Judge' in provenance.record(Judge())['source']
+  assert placing.record(partial)['name'] == record['name']
+  assert 'class Judge' in placing.record(Judge())['source']
 
 
 def test_of_a_lambda_only_its_own_text_is_recorded():
   first, second = lambda p, c, e: 1.0, lambda p, c, e: 2.0
-  assert provenance.source(first) == 'lambda p, c, e: 1.0'
-  assert provenance.source(second) == 'lambda p, c, e: 2.0'
+  assert placing.source(first) == 'lambda p, c, e: 1.0'
+  assert placing.source(second) == 'lambda p, c, e: 2.0'
 
   assert digest(first) != digest(second)
 
@@ -221,15 +220,15 @@ def test_of_a_lambda_only_its_own_text_is_recorded():
 def compiles_to(text, function):
   node = ast.parse(text, mode='eval').body
   assert isinstance(node, ast.Lambda)
-  return provenance._compiles_to(node, function.__code__)
+  return placing._compiles_to(node, function.__code__)
 
 
 def test_a_lambda_is_compared_without_its_default_arguments():
   """They may name anything of the module, and may do anything."""
   target = 3.0
   one, two = lambda p, t=target: 1.0, lambda p, *, t=target: 2.0
-  assert provenance.source(one) == 'lambda p, t=target: 1.0'
-  assert provenance.source(two) == 'lambda p, *, t=target: 2.0'
+  assert placing.source(one) == 'lambda p, t=target: 1.0'
+  assert placing.source(two) == 'lambda p, *, t=target: 2.0'
   assert compiles_to('lambda p, t=target: 1.0', one)
   assert compiles_to('lambda p, *, t=target: 2.0', two)
   assert not compiles_to('lambda p, t=target: 1.0', two)
@@ -277,14 +276,14 @@ def test_a_hash_does_not_change_when_a_module_moves():
     return names['reward'], functools.partial(names['judge'], p='')
 
   for one, other in zip(made('here'), made('there.now'), strict=True):
-    record = provenance.record(other)
+    record = placing.record(other)
     assert record['name'].startswith('there.now.')
     assert record['sha256'] == digest(one)
 
 
 def test_without_source_the_bytecode_is_hashed():
   text = 'def reward(p, c, e):\n  return float(c in {"a", "b", "c"})\n'
-  record = provenance.record(typed(text))
+  record = placing.record(typed(text))
   assert record['source'] is None
   assert record['sha256'] == digest(typed(text))
   assert record['sha256'] != digest(typed(text.replace('"c"', '"d"')))
@@ -293,7 +292,7 @@ def test_without_source_the_bytecode_is_hashed():
 
 def test_a_hash_of_a_method_covers_its_numbers_and_its_chain():
   def of(method):
-    return provenance.record(method)['sha256']
+    return placing.record(method)['sha256']
 
   dapo = losses.methods.dapo
   assert of(dapo()) == of(dapo())
@@ -311,13 +310,13 @@ def test_a_hash_of_a_method_covers_its_numbers_and_its_chain():
 
 HASHES = """
 from grpo_jax import losses
-from grpo_jax.run.build import provenance
+from grpo_jax.run.build import placing
 names = {}
 text = 'def reward(p, c, e, known=frozenset("abcdef")): return c in {"a", "b"}'
 exec(text, names)
-print(provenance.record(names['reward'])['sha256'])
-print(provenance.record(losses.methods.dapo())['sha256'])
-print(provenance.record_of_data([{'tags': set('uvwxyz')}])['sha256'])
+print(placing.record(names['reward'])['sha256'])
+print(placing.record(losses.methods.dapo())['sha256'])
+print(placing.record_of_data([{'tags': set('uvwxyz')}])['sha256'])
 """
 
 
@@ -337,21 +336,21 @@ def test_hashes_are_the_same_in_every_process():
 
 def test_a_hash_of_data_covers_its_ends():
   many = [{'prompt': str(i)} for i in range(1500)]
-  record = provenance.record_of_data(many)
+  record = placing.record_of_data(many)
   assert record['length'] == 1500 and record['items_hashed'] == 1000
   changed = [*many]
   changed[0] = {'prompt': 'x'}
-  assert provenance.record_of_data(changed)['sha256'] != record['sha256']
+  assert placing.record_of_data(changed)['sha256'] != record['sha256']
   changed = [*many[:-1], {'prompt': '1499', 'answer': '1'}]
-  assert provenance.record_of_data(changed)['sha256'] != record['sha256']
+  assert placing.record_of_data(changed)['sha256'] != record['sha256']
 
 
 def test_a_hash_of_a_tokenizer_covers_its_characters():
   make = data.character_tokenizer
-  first, other = (provenance.record(make(text)) for text in ('ab', 'ba'))
+  first, other = (placing.record(make(text)) for text in ('ab', 'ba'))
   assert first['vocab_size'] == other['vocab_size'] == 4
   assert first['sha256'] != other['sha256']
-  assert first == provenance.record(make('ab'))
+  assert first == placing.record(make('ab'))
 
 
 def test_a_hash_of_a_tokenizer_covers_its_chats():
@@ -371,7 +370,7 @@ def test_a_hash_of_a_tokenizer_covers_its_chats():
     chat.with_format(data.PromptFormat(chat=True)),
     chat.with_format(data.PromptFormat(chat=True, completion_prefix=':')),
   ]
-  hashes = {provenance.record(one)['sha256'] for one in tokenizers}
+  hashes = {placing.record(one)['sha256'] for one in tokenizers}
   assert len(hashes) == len(tokenizers)
 
 

@@ -180,7 +180,7 @@ def opened(given, split='train', **changes):
   config = runs.small(**changes)
   if isinstance(given, dict):
     given = config_lib.Source(**given)
-  return build_data.named(config, given, split)
+  return build_data.open_source(config, given, split)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_files_of_one_name_in_two_places_are_both_known(tmp_path):
   paths = [[str(tmp_path / place / 'gsm8k' / 'x')] for place in ('a', 'b')]
   assert list(build_data.files(config).values()) == paths
   assert isinstance(build._read_ahead([{}], config), data.ReadAhead)
-  told = workdir.contents(build_data.described(config, [[{}]], [{}]))
+  told = workdir.contents(build_data.describe(config, [[{}]], [{}]))
   assert [one['sha256'] for one in told.values()] == [
     data.fingerprint(files) for files in paths
   ]

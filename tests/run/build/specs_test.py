@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import functools
 import pathlib
+import types
 
 import pytest
 
@@ -17,10 +18,8 @@ from grpo_jax import models
 from grpo_jax.mesh import sharding
 import grpo_jax.run
 from grpo_jax.run.build import build
-from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.build import specs as specs_lib
 from tests.run import wiring_test
 
@@ -35,6 +34,7 @@ SHAPE = models.ModelConfig(
 MODEL = models.Transformer(SHAPE)
 MESH = sharding.make_mesh()
 METHOD = losses.methods.dapo()
+OPENED = types.SimpleNamespace(context_tokens=77)  # what is in a folder
 
 
 def updates(config):
@@ -44,11 +44,12 @@ def updates(config):
 def made(number):
   """The specs of a run by the names of its fields."""
   config = CONFIGS[number]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(build_model, 'source', lambda *_: OPENED)
+    drawing = build.sampler_specs(config)
   return {
+    **drawing,
     **build.run_specs(config, MODEL, MESH, METHOD),
-    'weights': build_model.weights_spec(config, None),
-    'data': build_data.data_spec(config),
-    'limits': build_rewards.workers_spec(config),
     'warm_up': build_learner.warm_up_spec(config, MODEL, MESH, ends),
   }
 
@@ -70,6 +71,9 @@ ROWS = {
   'weights.seed': 'seed',
   'weights.has_adapters': lambda config: config.lora.rank > 0,
   'weights.base_dtype': 'lora.base_dtype',
+  'weights.most_tokens': lambda config: (
+    77 if not config.model.beyond_context and config.model.path else None
+  ),
   'data.prompt_buckets': 'data.prompt_buckets',
   'data.completion_buckets': 'data.completion_buckets',
   'data.drops': lambda config: config.data.too_long == 'drop',
@@ -91,6 +95,7 @@ ROWS = {
   'draw.ahead': 'sampler.ahead',
   'evaluation.every_steps': 'evaluation.every_steps',
   'evaluation.examples': 'evaluation.examples',
+  'evaluation.answer': 'evaluation.answer',
   'keep.every_steps': 'checkpoint.every_steps',
   'keep.every_minutes': 'checkpoint.every_minutes',
   'keep.keep_last': 'checkpoint.keep_last',
@@ -223,7 +228,7 @@ def arrived(number):
 def test_each_field_of_a_spec_has_a_row():
   for number in range(3):
     assert set(arrived(number)) == set(ROWS)
-  run = {*build.Run._fields}
+  run = {field.name for field in dataclasses.fields(build.Run)}
   assert {name.partition('.')[0] for name in ROWS} <= run
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax.run.build import data as build_data
-from grpo_jax.run.build.specs import DataSpec
+from grpo_jax.run.build.specs import WidthSpec
 from grpo_jax.run.keep import objects
 from grpo_jax.run.keep.objects import Objects
 from tests import runs
@@ -201,10 +201,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 
 def test_what_fits():
-  spec = DataSpec((2, 4), (6,), drops=False)
+  spec = WidthSpec((2, 4), (6,), drops=False)
   assert build_data.fits(spec, TOKENIZER) is None
   assert build_data.shown_fits(spec, TOKENIZER) is None
-  spec = DataSpec((2, 4), (6,), drops=True)
+  spec = WidthSpec((2, 4), (6,), drops=True)
   fits = build_data.fits(spec, TOKENIZER)
   assert [fits({'prompt': '1' * n}) for n in (3, 4, 5)] == [True, True, False]
   shown = build_data.shown_fits(spec, TOKENIZER)

@@ -263,8 +263,8 @@ def test_killed_started_again_and_asked(place, tmp_path, monkeypatch):
 
 def test_the_config_of_a_run_in_a_bucket_is_read_there(place):
   place.mkdir(parents=True)
-  saved = {'data': {'prompt_buckets': [24]}}
-  (place / 'config.json').write_text(json.dumps(saved))
+  saved = runs.small(**{'data.prompt_buckets': (24,)})
+  (place / 'config.json').write_text(json.dumps(dataclasses.asdict(saved)))
   config = dataclasses.replace(runs.small(), data=config_lib.Data())
   assert workdir.with_widths(URL, config).data.prompt_buckets == (24,)
 

@@ -1,4 +1,4 @@
-"""The workdir: a run of an earlier version, and who may write to it."""
+"""The workdir: whose run it holds, and who may write to it."""
 
 import dataclasses
 import errno
@@ -16,7 +16,6 @@ from grpo_jax import config as config_lib
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
 from grpo_jax.run.keep import records
-from grpo_jax.run.keep import saved_config
 from grpo_jax.run.keep import workdir
 from tests import runs
 from tests.hosts import processes_test
@@ -25,36 +24,42 @@ from tests.hosts import processes_test
 EARLIER = pathlib.Path(__file__).parent / 'config_of_0.1.0.json'
 
 
-@pytest.fixture
-def earlier(tmp_path):
-  """A workdir of that version, and of one before some fields were there."""
+@pytest.mark.parametrize('change', ['', 'model.residual_dtype', 'rewards'])
+def test_a_config_of_an_earlier_version_is_refused(change, tmp_path):
+  """Which had other fields, or a reward without some."""
   values = json.loads(EARLIER.read_text())
-  del values['optim']['brake'], values['reference'], values['log']['samples']
+  if change:
+    values = json.loads(json.dumps(dataclasses.asdict(runs.small())))
+    del values['model']['residual_dtype']
+    if change == 'rewards':
+      values = json.loads(json.dumps(dataclasses.asdict(runs.small())))
+      del values['rewards'][0]['required']
   (tmp_path / 'config.json').write_text(json.dumps(values))
-  return tmp_path
+  starts = [{'packages': {'grpo_jax': '0.0.9'}}]
+  (tmp_path / 'versions.json').write_text(json.dumps(starts))
+  words = f'by grpo_jax 0.0.9, an earlier version, .* {change}'
+  for read in (
+    records.get_config,
+    functools.partial(workdir.refuse_another, config=runs.small()),
+    functools.partial(workdir.with_widths, config=runs.small()),
+  ):
+    with pytest.raises(ValueError, match=words):
+      read(tmp_path)
+  assert records.config_of(tmp_path) == values  # as a report reads it
 
 
-def resolved(directory):
-  return config_lib.resolve(saved_config.get_config(str(directory)))
-
-
-def test_a_config_of_an_earlier_version_is_read_with_defaults(earlier):
-  config = resolved(earlier)
-  assert config.learner.method_kwargs == {'kl_coefficient': 0.0}
-  assert config.data.prompt_buckets == (6,) and config.warm_up.steps == 20
-  assert config.optim.brake == 'none' and config.log.samples == 3
-  assert config.reference == config_lib.Reference()
-
-
-def test_a_run_of_an_earlier_version_goes_on(earlier):
-  """With its own config, and not with another value of a field it lacked."""
-  workdir.refuse_another(earlier, resolved(earlier))
-  workdir.record(earlier, resolved(earlier), anew=False)
-  for path in ('config.json', 'versions.json'):
-    assert json.loads((earlier / path).read_text())
-  assert not (earlier / 'given.json').exists()
-  values = json.loads((earlier / 'config.json').read_text())
-  assert values['optim']['brake'] == 'none'
+def test_a_saved_config_is_the_config(tmp_path):
+  config = runs.small(**{'learner.method_kwargs': {'kl_coefficient': 0.1}})
+  workdir.record(tmp_path, config, anew=True)
+  assert records.saved_config(tmp_path) == config
+  assert config_lib.resolve(records.get_config(str(tmp_path))) == config
+  other = records.get_config(tmp_path)
+  other.optim.brake = 'reset'
+  with pytest.raises(ValueError, match="config.optim.brake='none', and now"):
+    workdir.refuse_another(tmp_path, config_lib.resolve(other))
+  other = records.get_config(tmp_path)
+  other.learner.nonfinite_rollouts = 0  # which the stop of a run names
+  workdir.refuse_another(tmp_path, config_lib.resolve(other))
 
 
 @pytest.mark.parametrize('decay', ['constant', 'linear', 'cosine'])
@@ -182,63 +187,14 @@ def test_a_file_system_without_locks_is_no_other_process(
 
 
 @pytest.mark.parametrize('broken', ['', '{"a": 1}', '[{}', '\0\0'])
-def test_a_broken_record_of_versions_is_put_aside(broken, earlier):
-  file, said = earlier / 'versions.json', []
+def test_a_broken_record_of_versions_is_put_aside(broken, tmp_path):
+  file, said = tmp_path / 'versions.json', []
   for _ in range(2):
     file.write_text(broken)
-    workdir.record(earlier, resolved(earlier), False, warn=said.append)
+    workdir.record(tmp_path, runs.small(), False, warn=said.append)
     assert len(json.loads(file.read_text())) == 1
-  assert (earlier / 'versions.2.json').read_text() == broken
+  assert (tmp_path / 'versions.2.json').read_text() == broken
   assert 'versions.1.json' in said[0] and 'versions.2.json' in said[1]
-
-
-def test_a_field_that_the_run_lacked_counts_with_its_default(earlier):
-  values = saved_config.get_config(str(earlier))
-  values.optim.brake = 'reset'
-  with pytest.raises(ValueError, match="config.optim.brake='none', and now"):
-    workdir.refuse_another(earlier, config_lib.resolve(values))
-
-
-def test_a_run_goes_on_from_before_remat_had_names(tmp_path):
-  values = json.loads(EARLIER.read_text())
-  values['model']['remat'] = True
-  (tmp_path / 'config.json').write_text(json.dumps(values))
-  config = resolved(tmp_path)
-  assert config.model.remat == 'layer'
-  workdir.refuse_another(tmp_path, config)
-
-
-def test_what_an_earlier_version_did_is_said_in_todays_names(tmp_path):
-  values = json.loads(EARLIER.read_text())
-  values['model']['compute_dtype'] = 'bfloat16'
-  for method, argument in ('gmpo', 'limit'), ('dppo_kl', 'threshold'):
-    values['learner'] |= {'method': method, 'method_kwargs': {argument: 0.3}}
-    (tmp_path / 'config.json').write_text(json.dumps(values))
-    config = resolved(tmp_path)
-    workdir.refuse_another(tmp_path, config)
-    assert config.learner.method_kwargs == {'low': 0.3, 'high': 0.3}
-    assert config.model.residual_dtype == 'bfloat16'
-    assert config.model.remat == 'none'
-  other = saved_config.get_config(str(tmp_path))
-  other.model.residual_dtype = 'float32'
-  with pytest.raises(ValueError, match="residual_dtype='bfloat16', and now it"):
-    workdir.refuse_another(tmp_path, config_lib.resolve(other))
-  other = saved_config.get_config(str(tmp_path))
-  other.learner.nonfinite_rollouts = 0  # which the stop of a run names
-  workdir.refuse_another(tmp_path, config_lib.resolve(other))
-
-
-def test_sources_had_no_arguments(tmp_path):
-  mixed = ({'name': 'a.jsonl', 'weight': 3.0}, {'name': 'arithmetic'})
-  config = runs.small(**{'data.train': mixed})
-  values = json.loads(json.dumps(dataclasses.asdict(config)))
-  for source in values['data']['train']:
-    assert source.pop('kwargs') == {}
-  (tmp_path / 'config.json').write_text(json.dumps(values))
-  workdir.refuse_another(tmp_path, config)
-  mixed[0]['kwargs'] = {'prompt_field': 'q'}
-  with pytest.raises(ValueError, match=r"config.data.train=.*'kwargs': {}}"):
-    workdir.refuse_another(tmp_path, runs.small(**{'data.train': mixed}))
 
 
 def test_a_run_that_met_a_long_prompt_may_drop_it(tmp_path):
@@ -308,13 +264,16 @@ def test_a_run_that_goes_on_warns_of_changed_data(tmp_path, capsys):
     assert (warned in capsys.readouterr().err) == (number == 9)
 
 
-def test_a_run_goes_on_with_its_widths(earlier, tmp_path):
-  values = saved_config.get_config(str(earlier))
+def test_a_run_goes_on_with_its_widths(tmp_path):
+  config = runs.small(
+    **{'data.prompt_buckets': (24,), 'data.completion_buckets': (7,)}
+  )
+  workdir.record(tmp_path, config, anew=True)
+  values = records.get_config(tmp_path)
   values.data.prompt_buckets = values.data.completion_buckets = ()
-  config = workdir.with_widths(earlier, config_lib.resolve(values))
-  assert config == resolved(earlier) and config.data.prompt_buckets == (6,)
+  assert workdir.with_widths(tmp_path, config_lib.resolve(values)) == config
   values.data.prompt_buckets = (9,)
-  other = workdir.with_widths(earlier, config_lib.resolve(values))
+  other = workdir.with_widths(tmp_path, config_lib.resolve(values))
   assert other.data.prompt_buckets == (9,)
   alone = config_lib.Config()
   assert workdir.with_widths(tmp_path / 'no', alone) is alone
