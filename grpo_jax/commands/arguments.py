@@ -20,12 +20,14 @@ from grpo_jax.config.load import load_config
 from grpo_jax.run.keep import records
 
 _IN_BUCKETS = 'train', 'eval', 'sample', 'doctor', 'report'
-_WORDS = {'true': True, 'false': False, 'none': None}
-_WORDS |= {
-  f'{s}{x}': float(s + x) for s in ('', '+', '-') for x in ('inf', 'nan')
+_WORDS = {
+  **{'true': True, 'false': False, 'none': None},
+  **{f'{s}{x}': float(s + x) for s in ('', '+', '-') for x in ('inf', 'nan')},
 }
-_BOOLS = {'true': True, 't': True, '1': True}
-_BOOLS |= {'false': False, 'f': False, '0': False}
+_BOOLS = {
+  **dict.fromkeys(('true', 't', '1'), True),
+  **dict.fromkeys(('false', 'f', '0'), False),
+}
 
 
 class Arguments(types.SimpleNamespace):
@@ -251,13 +253,13 @@ def with_fields(
   for name, text in fields.items():
     try:
       tree = _changed(tree, Config, name.replace('[', '.[').split('.'), text)
-    except LookupError as error:
-      field, bracket, _ = name.partition('[')
-      if bracket and isinstance(error, IndexError):
-        raise ValueError(
-          f'config.{field} has no such place; give all of them at once, as in '
-          f"--config.{field}=\"({{'name': 'exact_match', 'weight': 1.0}},)\"."
-        ) from error
+    except IndexError as error:
+      field, _, _ = name.partition('[')
+      raise ValueError(
+        f'config.{field} has no such place; give all of them at once, as in '
+        f"--config.{field}=\"({{'name': 'exact_match', 'weight': 1.0}},)\"."
+      ) from error
+    except KeyError as error:
       near = options.suggest(name)
       advice = f'the nearest is config.{near}' if near else 'see --help'
       raise ValueError(

@@ -245,7 +245,7 @@ def flags_of(config: Config) -> str:
 def against_json(found: against.Against) -> dict[str, Any]:
   """A run beside its bound, for a program to read."""
 
-  def of(share: against.Share) -> dict[str, Any]:
+  def share_json(share: against.Share) -> dict[str, Any]:
     return {**share._asdict(), 'reached': share.reached}
 
   return {
@@ -253,8 +253,8 @@ def against_json(found: against.Against) -> dict[str, Any]:
     'peak_flops': found.machine.flops,
     'peak_memory_bytes_per_sec': found.machine.memory_bytes,
     'rollouts': found.rollouts,
-    'sampling': of(found.sampling),
-    'learning': of(found.learning),
+    'sampling': share_json(found.sampling),
+    'learning': share_json(found.learning),
   }
 
 
@@ -306,9 +306,9 @@ def _work(made: Plan):
   """Work and the bound of each program, and the time of each resource."""
   secs = made.secs()
   resources = [name for name in _RESOURCES if name in secs['train_step']]
-  of_each = [_RESOURCES[name] for name in resources]
+  names = [_RESOURCES[name] for name in resources]
   shown = printing.table(
-    ['', 'calls', 'TFLOP', *of_each, 'at least', 'share'],
+    ['', 'calls', 'TFLOP', *names, 'at least', 'share'],
     title='One device, all calls of a rollout',
     pad_edge=True,
   )
@@ -327,21 +327,23 @@ def _work(made: Plan):
 
 def _sent(made: Plan):
   """What each program sends, by network and kind of collective."""
-  of_each = {}
+  sent_by = {}
   for one in made.programs:
     sent = one.work.ici_bytes + one.work.dcn_bytes
     if one.calls and sent:
       counted = {'sent at least': sent / GIB}  # by arithmetic
-      of_each[one.name] = plans.collectives(one) or counted
-  if not of_each:
+      sent_by[one.name] = plans.collectives(one) or counted
+  if not sent_by:
     return 'Nothing is sent between devices.'
   shown = printing.table(
-    ['', *of_each],
+    ['', *sent_by],
     title='GiB of one device, each call: results of collectives',
     pad_edge=True,
   )
-  for kind in dict.fromkeys(kind for of in of_each.values() for kind in of):
-    cells = (of.get(kind) for of in of_each.values())
+  for kind in dict.fromkeys(
+    kind for kinds in sent_by.values() for kind in kinds
+  ):
+    cells = (kinds.get(kind) for kinds in sent_by.values())
     network, _, rest = kind.partition(' ')
     name = f'{_RESOURCES.get(network, network)} {rest}'
     shown.add_row(name, *('' if x is None else _gib(x * GIB) for x in cells))

@@ -68,7 +68,7 @@ FREE = (
 )
 
 
-_OF_TWO_TYPES = ('data', 'train'), ('data', 'heldout'), ('model', 'remat')
+_TWO_TYPES = ('data', 'train'), ('data', 'heldout'), ('model', 'remat')
 
 
 def is_free(name: str, config: Config) -> bool:
@@ -93,7 +93,7 @@ def default() -> 'ml_collections.ConfigDict':
   values = dataclasses.asdict(Config())
   # A ConfigDict fixes the type of a field by its first value, and these fields
   # have two: a text, or a tuple of sources, or a bool of earlier configs.
-  for group, name in _OF_TWO_TYPES:
+  for group, name in _TWO_TYPES:
     values[group][name] = ml_collections.FieldReference(
       values[group][name], field_type=object
     )

@@ -178,7 +178,7 @@ def _as_meant(kind: Any) -> Callable[[Any], Any] | None:
 def _row_as_meant(fields: Iterable[Any]) -> Callable[[Any], Any] | None:
   """As `_as_meant`, of a dict with these fields, each a `pyarrow.Field`."""
   found = {one.name: _as_meant(one.type) for one in fields}
-  meant = {name: of_field for name, of_field in found.items() if of_field}
+  meant = {name: function for name, function in found.items() if function}
   if not meant:
     return None
   return lambda x: (

@@ -381,7 +381,7 @@ class Tokenizer:
         and there is no chat template.
     """
     loaded = _folder.load_folder(path, read_ends=not eos_tokens)
-    return cls._of(loaded, eos_tokens, pad_token, prompt_format)
+    return cls._from_loaded(loaded, eos_tokens, pad_token, prompt_format)
 
   @classmethod
   def from_gguf(
@@ -411,10 +411,10 @@ class Tokenizer:
         lacks what `from_folder` names.
     """
     loaded = _gguf.load_gguf(source)
-    return cls._of(loaded, eos_tokens, pad_token, prompt_format)
+    return cls._from_loaded(loaded, eos_tokens, pad_token, prompt_format)
 
   @classmethod
-  def _of(
+  def _from_loaded(
     cls,
     loaded: _folder.Loaded,
     eos_tokens: Sequence[str],

@@ -221,3 +221,10 @@ def test_an_answer_within_a_dict_is_named_with_a_point(tmp_path):
   for field in 'reward_model.truth', 'prompt.x', 'reward_model.style.x':
     with pytest.raises(ValueError, match=f"a value in the field '{field}'"):
       data.JsonlSource(str(path), answer_field=field)
+
+
+def test_a_number_that_is_not_finite_is_found_in_a_map_too():
+  # As pyarrow gives the values of a map: pairs.
+  record = {'prompt': '1', 'answer': [('x', 1.0), ('y', float('nan'))]}
+  with pytest.raises(ValueError, match='Record 1 has the number nan'):
+    _records.checked(record, 'Record 1', 'prompt', 'answer')
