@@ -5,6 +5,7 @@ import types
 import pytest
 
 from grpo_jax import data
+from grpo_jax.hosts.processes import ALONE
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
@@ -121,17 +122,17 @@ def test_a_warm_up_takes_the_next_demonstrations_that_fit(tmp_path):
     tokenizer=data.character_tokenizer(data.ALPHABET),
   )
   index = lambda position: [
-    row['index'] for row in warm_up._records(RECORDS, position, 4, parts)
+    row['index'] for row in warm_up._records(RECORDS, position, 4, parts, ALONE)
   ]
   assert index(0) == [1, 2, 4, 5] and index(4) == [4, 5, 7, 8]
   passed_over = lambda position: warm_up._passed_over(
-    warm_up._records(RECORDS, position, 4, parts), position
+    warm_up._records(RECORDS, position, 4, parts, ALONE), position
   )
   assert passed_over(0) == {0, 3} and passed_over(4) == {6}
   refuses = config(tmp_path, **{'data.too_long': 'refuse'})
   parts.data = build_data.data_spec(refuses)
-  assert len(warm_up._records(RECORDS * 2, 0, 16, parts)) == 16
+  assert len(warm_up._records(RECORDS * 2, 0, 16, parts, ALONE)) == 16
   narrow = config(tmp_path, **{'data.prompt_buckets': (5,)})
   parts.data = build_data.data_spec(narrow)
   with pytest.raises(ValueError, match='Nearly all demonstrations are long'):
-    warm_up._records(RECORDS * 2, 0, 16, parts)
+    warm_up._records(RECORDS * 2, 0, 16, parts, ALONE)

@@ -149,7 +149,7 @@ def test_a_stop_whose_save_fails_is_no_success(monkeypatch, tmp_path):
   monitor: Any = Monitor()
   answers = iter([False] * 5 + [True])
   with pytest.raises(ValueError, match='of warm-up step 5 could not be saved'):
-    warm_up.run(parts, tmp_path, monitor, lambda: next(answers))
+    warm_up.run(parts, tmp_path, monitor, lambda: next(answers), None)
 
 
 @pytest.mark.parametrize('why', ['3 of the last 3', 'Nearly all'])

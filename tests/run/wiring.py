@@ -181,7 +181,7 @@ class Stream:
     self.outcomes.append([rewards.Outcome(reward, '', 0.1)])
     return len(self.outcomes) - 1
 
-  def wait(self):
+  def wait(self, check=None):
     return self.outcomes
 
 
@@ -280,7 +280,7 @@ class Saves:
   def restore(self, *_):
     """There is none."""
 
-  def wait(self):
+  def wait(self, check=None):
     """Nothing is being written."""
 
   def check(self):
