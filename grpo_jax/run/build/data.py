@@ -7,6 +7,8 @@ at the start and not in the middle of a run. How large the sample is depends on
 the data alone, never on the time that it takes, so that all processes of a run
 find the same widths. What was measured in files is kept in the user's cache
 directory, so that the next start need not encode them again.
+
+All of it is one file, because widths are measured in every kind of source.
 """
 
 from collections.abc import Callable
