@@ -160,6 +160,15 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
       )
 
 
+def _families() -> dict[str, tuple[str, families.Tensors]]:
+  """From GGUF's name of an architecture to Hugging Face's, and its tensors."""
+  return {
+    row.gguf[0]: (row.architecture, row.gguf[1])
+    for row in families.FAMILIES
+    if row.gguf
+  }
+
+
 def described(model: Gguf) -> tuple[dict[str, Any], families.Tensors]:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
@@ -174,11 +183,7 @@ def described(model: Gguf) -> tuple[dict[str, Any], families.Tensors]:
   """
   metadata, path = model.metadata, model.path
   name = metadata.get('general.architecture')
-  rows = {
-    row.gguf[0]: (row.architecture, row.gguf[1])
-    for row in families.FAMILIES
-    if row.gguf
-  }
+  rows = _families()
   if name not in rows:
     raise ValueError(
       f'{path} has the architecture {name!r}; of GGUF files, these are read '
