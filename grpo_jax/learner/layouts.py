@@ -87,7 +87,7 @@ def layouts_of(
     compiled: Whose mesh it is.
     rollout: See `episodes/types.py`.
     spec: What it leaves open, the first optimizer batch decides; see
-      `models.stack.decided`.
+      `models.stack.decide`.
     batches: Optimizer batches of an epoch.
   """
   made = Layouts(compiled, rollout, spec, batches)

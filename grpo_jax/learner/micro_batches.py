@@ -143,8 +143,8 @@ def of_rollout(
 
   Returns:
     What `models.stack.micro_batches` returns: a `Layout` [N, rows, ...], and
-    how many of the N hold anything. Its tokens are `stack.numbered` if this
-    process does not know all of them.
+    how many of the N hold anything. Its tokens are `stack.number_tokens` if
+    this process does not know all of them.
   """
   written, slots = _written(rollout, chosen)
   mask = np.asarray(rollout.batch.mask)[chosen]
@@ -155,9 +155,9 @@ def of_rollout(
 def decided(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> LayoutSpec:
-  """What `models.stack.decided` returns for some prompts of a rollout."""
+  """What `models.stack.decide` returns for some prompts of a rollout."""
   written, slots = _written(rollout, chosen)
-  return stack.decided(*written, spec, slots)
+  return stack.decide(*written, spec, slots)
 
 
 def _written(rollout: Rollout, chosen: np.ndarray):
@@ -167,7 +167,7 @@ def _written(rollout: Rollout, chosen: np.ndarray):
     slots = layout.slots_of_trees(length, rollout.previous[chosen])
   if rollout.holder is not None:
     shape = rollout.batch.mask.shape
-    numbers = stack.numbered(rollout.prompts, shape, chosen)
+    numbers = stack.number_tokens(rollout.prompts, shape, chosen)
     return (*numbers, length), slots
   prompts = [rollout.prompts[p] for p in chosen]
   return (prompts, np.asarray(rollout.batch.tokens)[chosen], length), slots

@@ -95,7 +95,7 @@ def run(
 def filled(
   learner: Learner, layout: Layout, tokens: jax.Array, prompts: jax.Array
 ) -> Layout:
-  """Micro-batches of ids, from those of their numbers; see `stack.numbered`.
+  """Micro-batches of ids, from those of `stack.number_tokens`.
 
   Args:
     learner: See `types.Learner`.
@@ -109,7 +109,7 @@ def filled(
   def on_shard(tokens, layout):
     taken = lambda completion: token_shards.take(tokens, at_tokens, completion)
     return jax.lax.map(
-      lambda rows: stack.filled(rows, taken(rows.completion)), layout
+      lambda rows: stack.fill(rows, taken(rows.completion)), layout
     )
 
   call = shards.call(on_shard, in_specs=(at_tokens, rows), out_specs=rows)

@@ -27,12 +27,9 @@ import jax.numpy as jnp
 
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
+from grpo_jax.models import softmax
 from grpo_jax.models.layout import Blocks
 from grpo_jax.models.layout import Layout
-from grpo_jax.models.softmax import Partial
-from grpo_jax.models.softmax import attend
-from grpo_jax.models.softmax import attend_recent
-from grpo_jax.models.softmax import merge
 
 Array = jax.Array
 Attention = Callable[..., tuple[Array, Any]]
@@ -74,7 +71,7 @@ def over_layout(
   Returns:
     The function that a layer calls; it uses no cache.
   """
-  # Of rows that are cut, the blocks are.
+  # Rows that are cut have cut blocks.
   if layout.blocks is not None and shards.parts() == 1:
     portable = _over_blocks(layout, layout.blocks, forward_mode)
   else:
@@ -86,7 +83,7 @@ def over_layout(
 
   def attention(query, key, value, cache, window, cap=None):
     arrays, blocks = (query, key, value), layout.blocks
-    is_whole = shards.parts() == 1
+    uncut = shards.parts() == 1
     if chosen == 'splash' and kernels.splash_suits(layout, window):
       # If the rows are cut, each part attends to the keys of all.
       key, value = map(shards.gather_columns, (key, value))
@@ -99,11 +96,11 @@ def over_layout(
         interpret,
         cap,
         blocks,
-        part=None if is_whole else shards.part(),
-        of_key=shards.gather_columns(layout.segment),
+        part=None if uncut else shards.part(),
+        key_segment=shards.gather_columns(layout.segment),
       )
       return output, cache
-    if chosen == 'cudnn' and is_whole:  # it has as many queries as keys
+    if chosen == 'cudnn' and uncut:  # it has as many queries as keys
       if _cudnn_takes(implementation, query, cap, blocks):
         return kernels.cudnn(*arrays, layout, window, interpret), cache
     return portable(*arrays, cache, window, cap)
@@ -128,20 +125,22 @@ def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
   """Attention in rows of any segments, by a mask over the whole row."""
   segment, parent = layout.segment, layout.parent
   # If the rows are cut, each part attends to the keys of all.
-  of_key, key_position = map(
+  key_segment, key_position = map(
     shards.gather_columns, (layout.segment, layout.position)
   )
-  same = segment[:, :, None] == of_key[:, None, :]
-  continued = parent[:, :, None] == of_key[:, None, :]
+  same = segment[:, :, None] == key_segment[:, None, :]
+  continued = parent[:, :, None] == key_segment[:, None, :]
   # The last factor hides padding, whose segment is 0: so is the parent of a
   # segment that continues none.
-  related = (same | continued) & (of_key > 0)[:, None, :]
+  related = (same | continued) & (key_segment > 0)[:, None, :]
 
   def attention(query, key, value, cache, window, cap=None):
     recent = _recent(layout.position, key_position, window)
     visible = related & recent
     key, value = map(shards.gather_columns, (key, value))
-    output = attend(query, key, value, visible, forward_mode, cap).output
+    output = softmax.attend(
+      query, key, value, visible, forward_mode, cap
+    ).output
     return output, cache
 
   return attention
@@ -169,7 +168,7 @@ def _over_blocks(
   def attention(query, key, value, cache, window, cap=None):
     # To the prompt's keys, all tokens of a row are one long list of queries:
     # one product for the prompt and the whole group.
-    output, log_mass = attend(
+    output, log_mass = softmax.attend(
       query,
       key[:, :edge],
       value[:, :edge],
@@ -177,7 +176,7 @@ def _over_blocks(
       forward_mode,
       cap,
     )
-    of_blocks = attend(
+    own_part = softmax.attend(
       own(query),
       own(key),
       own(value),
@@ -185,7 +184,9 @@ def _over_blocks(
       forward_mode,
       cap,
     )
-    merged = merge(Partial(own(output), own(log_mass)), of_blocks)
+    merged = softmax.merge(
+      softmax.Partial(own(output), own(log_mass)), own_part
+    )
     merged = merged.reshape(rows, -1, *merged.shape[2:])
     return jnp.concatenate([output[:, :edge], merged], axis=1), cache
 
@@ -196,8 +197,8 @@ class CacheAxes(NamedTuple):
   """Which axes of a layer's cache are what.
 
   Attributes:
-    positions: Of the keys and of the values.
-    heads: Of both.
+    positions: The axis of positions in the keys and in the values.
+    heads: The axis of heads in both.
   """
 
   positions: tuple[int, int]
@@ -213,7 +214,7 @@ def cache_axes(implementation: str, platform: str | None = None) -> CacheAxes:
   longer: with keys f[A,K,N,D] twice as long for 512 rows of SmolLM2 on a CPU.
 
   Args:
-    implementation: See `over_layout`.
+    implementation: Which code computes attention, as in `over_layout`.
     platform: See `sharding.platform`; None: of the mesh in `use`.
   """
   if _chosen(implementation, platform) == 'xla':
@@ -237,7 +238,7 @@ def over_prompts(
     length: i32[P], tokens of each prompt.
     implementation: See `over_layout`. Give `over_cache` the same: it decides
       the order of axes in the cache.
-    interpret: See `over_layout`.
+    interpret: Whether to run a kernel on any device, slowly.
 
   Returns:
     The function that a layer calls. Its output is finite but meaningless behind
@@ -277,7 +278,7 @@ def _over_prompts(
     place = jnp.arange(key.shape[1])
     used = place[None] < length[:, None]
     visible = _recent(place, place, window)[None] & used[:, None]
-    return attend(query, key, value, visible, cap=cap).output
+    return softmax.attend(query, key, value, visible, cap=cap).output
 
   if chosen == 'xla':
     return portable
@@ -321,7 +322,7 @@ def over_cache(
     Neither need be longer than the layer's window; see `over_prompts`.
   """
   axes = cache_axes(implementation).positions
-  recent: Callable[..., Partial] = attend_recent
+  recent: Callable[..., softmax.Partial] = softmax.attend_recent
   if _chosen(implementation) != 'xla':
     from grpo_jax.models import kernels  # Pallas takes a while to import
 
@@ -337,23 +338,23 @@ def over_cache(
 
     own = tuple(map(write, own, (key, value), axes))
     lanes = prompt_length.shape[0]
-    of_own = age
-    of_prompt = jnp.repeat(prompt_length, age.shape[0] // lanes)
+    own_count = age
+    prompt_count = jnp.repeat(prompt_length, age.shape[0] // lanes)
     if window is not None:
       # The window reaches back over the row's own tokens first, and with what
       # is left of it into the prompt.
-      of_prompt = jnp.clip(window - age, 0, of_prompt)
-      of_own = jnp.minimum(age, window)
+      prompt_count = jnp.clip(window - age, 0, prompt_count)
+      own_count = jnp.minimum(age, window)
     # The rows of a lane are one list of queries to their prompt's keys.
     by_lane = query.reshape(lanes, -1, *query.shape[2:])
     last = (prompt_length - 1) % prompt[0].shape[axes[0]]
     shared = recent(
-      by_lane, *prompt, last, of_prompt.reshape(lanes, -1), cap=cap
+      by_lane, *prompt, last, prompt_count.reshape(lanes, -1), cap=cap
     )
-    shared = Partial(*(x.reshape(-1, 1, *x.shape[2:]) for x in shared))
+    shared = softmax.Partial(*(x.reshape(-1, 1, *x.shape[2:]) for x in shared))
     # All rows write the same column, so it is the newest of every ring.
     newest = jnp.broadcast_to(column, age.shape)
-    alone = recent(query, *own, newest, of_own[:, None], cap=cap)
-    return merge(shared, alone), (prompt, own)
+    alone = recent(query, *own, newest, own_count[:, None], cap=cap)
+    return softmax.merge(shared, alone), (prompt, own)
 
   return attention

@@ -11,7 +11,7 @@ from grpo_jax.mesh import shards
 from grpo_jax.models import lora
 
 # Scales of norms are not here: every device has them.
-_OF_LAYERS = {
+_LAYER_AXES = {
   'embedding': ('vocab', 'width'),
   'head': ('width', 'vocab'),
   'query': ('width', 'heads', None),
@@ -25,7 +25,7 @@ _OF_LAYERS = {
   'up': ('width', 'mlp'),
   'down': ('mlp', 'width'),
 }
-_OF_EXPERTS = {
+_EXPERT_AXES = {
   'router': ('width', None),
   'gate': ('experts', 'width', 'mlp'),
   'up': ('experts', 'width', 'mlp'),
@@ -42,10 +42,10 @@ def names(path: tuple[str, ...]) -> tuple[str | None, ...]:
   """
   name = path[-1]
   if 'experts' in path[:-1]:
-    return _OF_EXPERTS[name]
+    return _EXPERT_AXES[name]
   if not lora.trains((name,)):
-    return _OF_LAYERS.get(name, ())
-  weight = _OF_LAYERS[name[:-2]]
+    return _LAYER_AXES.get(name, ())
+  weight = _LAYER_AXES[name[:-2]]
   inputs = 2 if name.startswith('output') else 1
   # The rank of an adapter is small, and never split.
   if name.endswith('_a'):
@@ -53,7 +53,7 @@ def names(path: tuple[str, ...]) -> tuple[str | None, ...]:
   return (None, *weight[inputs:])
 
 
-def gathered(
+def gather(
   x: jax.Array, path: tuple[str, ...], width: int, dtype: Any
 ) -> jax.Array:
   """A parameter of one layer, or of none, whole over `fsdp`.
@@ -61,8 +61,8 @@ def gathered(
   Args:
     x: The parameter. `sharding.on_shard`, its axis of the model's width may be
       the part of one shard.
-    path: See `names`.
-    width: Of the model.
+    path: Its place in the tree, as in `names`.
+    width: The width of the model.
     dtype: In which parts of matrices are sent. Routers are sent as they are:
       they compute in float32.
 

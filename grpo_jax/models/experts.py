@@ -30,6 +30,7 @@ References:
 
 from collections.abc import Callable
 import functools
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -75,7 +76,8 @@ class LayerRouting(NamedTuple):
   Attributes:
     hash: u32[B,Q], of the experts that each token chose; the order of the
       choice does not matter.
-    statistics: Of the tokens that count, f32[E] each; None if not asked for.
+    statistics: Sums over the tokens that count, f32[E] each; None where the
+      caller wants none.
   """
 
   hash: Array
@@ -87,7 +89,8 @@ class Routing(NamedTuple):
 
   Attributes:
     code: i32[B,Q], of the experts that each token chose.
-    statistics: Of the tokens that count; None if not asked for.
+    statistics: Sums over the tokens that count; None where the caller wants
+      none.
   """
 
   code: Array
@@ -117,7 +120,7 @@ class RoutedMLP(nnx.Module):
 
   Args:
     config: The shape of the model; its `experts` are described.
-    activation: Of the gates.
+    activation: The function of the gates.
     rngs: Random keys.
   """
 
@@ -131,10 +134,10 @@ class RoutedMLP(nnx.Module):
     self.config, self.activation = config, activation
     number, width = config.experts.number, config.experts.width
     init = nnx.initializers.lecun_normal(batch_axis=0)
-    of_router = nnx.initializers.lecun_normal()
+    router_init = nnx.initializers.lecun_normal()
     inward, outward = (config.width, width), (width, config.width)
     key = rngs.params
-    self.router = nnx.Param(of_router(key(), (config.width, number)))
+    self.router = nnx.Param(router_init(key(), (config.width, number)))
     self.gate = nnx.Param(init(key(), (number, *inward)))
     self.up = nnx.Param(init(key(), (number, *inward)))
     self.down = nnx.Param(init(key(), (number, *outward)))
@@ -164,15 +167,15 @@ class RoutedMLP(nnx.Module):
     run = over_devices
     if sharding.on_shard():
       run = functools.partial(on_shard, number=experts.number)
-    given = x, weight, chosen, gate, up, down
-    mixed = run(*given, activation=self.activation)
+    arrays = x, weight, chosen, gate, up, down
+    mixed = run(*arrays, activation=self.activation)
     return mixed, layer_routing(experts, probability, chosen, counted)
 
   def _whole(self, name: str, dtype=None) -> Array:
     """A parameter, whole over `fsdp`."""
     path = 'experts', name
-    given = getattr(self, name)[...]
-    return axes.gathered(given, path, self.config.width, dtype)
+    parameter = getattr(self, name)[...]
+    return axes.gather(parameter, path, self.config.width, dtype)
 
 
 def route(
@@ -204,23 +207,23 @@ def route(
   return probability, weight, chosen
 
 
-def over_devices(*given: Any, activation: Callable[[Array], Array]) -> Array:
+def over_devices(*arrays: Any, activation: Callable[[Array], Array]) -> Array:
   """`mixture` on the mesh in use, each device with the experts that it holds.
 
   An axis whose size the mesh does not divide is not split: then every device
   has all experts, or all rows.
 
   Args:
-    *given: The arrays of `mixture`, of all experts.
-    activation: Of the gates.
+    *arrays: The arrays of `mixture`, of all experts.
+    activation: The function of the gates.
 
   Returns:
     f[B,Q,width].
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return mixture(*given, activation=activation)
-  x, _, _, *kernels = given
+    return mixture(*arrays, activation=activation)
+  x, _, _, *kernels = arrays
   shards = sharding.row_shards(mesh)
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
   # What is split over `fsdp` is gathered, but only of this device's experts.
@@ -228,43 +231,43 @@ def over_devices(*given: Any, activation: Callable[[Array], Array]) -> Array:
     sharding.gathered_spec(mesh, kernel.shape, axes.names(('experts', name)))
     for name, kernel in zip(('gate', 'up', 'down'), kernels, strict=True)
   ]
-  of_device = functools.partial(
-    _of_device,
+  mix = functools.partial(
+    _mix_on_device,
     activation=activation,
     parts=mesh.shape['expert'] if places[0][0] is not None else 1,
     exchanges=rows[0] is not None,
     summed=places[0][2] is not None,
   )
   return jax.shard_map(
-    of_device, in_specs=(rows, rows, rows, *places), out_specs=rows
-  )(*given)
+    mix, in_specs=(rows, rows, rows, *places), out_specs=rows
+  )(*arrays)
 
 
 def on_shard(
-  *given: Any, activation: Callable[[Array], Array], number: int
+  *arrays: Any, activation: Callable[[Array], Array], number: int
 ) -> Array:
   """`over_devices` where each data shard already has its own rows and experts.
 
   See `sharding.on_shard`. Only the hidden units are left to be split.
 
   Args:
-    *given: The arrays of `mixture`, of the rows and experts of this shard.
-    activation: Of the gates.
-    number: Of all experts.
+    *arrays: The arrays of `mixture`, of the rows and experts of this shard.
+    activation: The function of the gates.
+    number: How many experts there are on all devices.
 
   Returns:
     f[B,Q,width].
   """
   mesh = jax.sharding.get_abstract_mesh()
-  gate = given[3]
-  of_device = functools.partial(
-    _of_device, activation=activation, parts=number // gate.shape[0]
+  gate = arrays[3]
+  mix = functools.partial(
+    _mix_on_device, activation=activation, parts=number // gate.shape[0]
   )
   split = gate.shape[2] % mesh.shape['tensor'] == 0
   if mesh.shape['tensor'] == 1 or not split:
-    return of_device(*given)
+    return mix(*arrays)
   return jax.shard_map(
-    functools.partial(of_device, summed=True),
+    functools.partial(mix, summed=True),
     in_specs=(
       *(jax.P(),) * 3,
       *(jax.P(None, None, 'tensor'),) * 2,
@@ -273,20 +276,20 @@ def on_shard(
     out_specs=jax.P(),
     axis_names={'tensor'},
     check_vma=False,
-  )(*given)
+  )(*arrays)
 
 
-def _of_device(*given, activation, parts, exchanges=True, summed=False):
+def _mix_on_device(*arrays, activation, parts, exchanges=True, summed=False):
   """`mixture` with the experts of this device.
 
   Args:
-    *given: The arrays of `mixture`.
-    activation: Of the gates.
+    *arrays: The arrays of `mixture`.
+    activation: The function of the gates.
     parts: On how many devices the experts lie.
     exchanges: Whether these devices have rows of their own.
     summed: Whether the hidden units are split over `tensor`.
   """
-  x, weight, chosen, *kernels = given
+  x, weight, chosen, *kernels = arrays
   exchanges &= parts > 1
   if exchanges:
     x, weight, chosen = (
@@ -335,7 +338,7 @@ def mixture(
     gate: f[E',width,w], of the experts that are here.
     up: f[E',width,w].
     down: f[E',w,width].
-    activation: Of the gates.
+    activation: The function of the gates.
     first: Number of the first expert that is here.
     parts: On how many devices experts lie, each with as many as are here.
     ragged: Whether the products are `lax.ragged_dot`. Otherwise they are
@@ -352,12 +355,12 @@ def mixture(
   tokens, weight = x.reshape(-1, x.shape[-1]), weight.reshape(-1, per_token)
   here = chosen.reshape(-1) - first
   here = jnp.where((here >= 0) & (here < number), here, number)
-  of_tokens = functools.partial(
-    _of_tokens, activation=activation, parts=parts, ragged=ragged
+  mix = functools.partial(
+    _mix_tokens, activation=activation, parts=parts, ragged=ragged
   )
   cuts = pieces(len(tokens), per_token, parts)
   if cuts == 1:
-    mixed = of_tokens(tokens, weight, here, gate, up, down)
+    mixed = mix(tokens, weight, here, gate, up, down)
     return mixed.reshape(x.shape)
   # In float32, so that the gradients of all pieces are added in float32. The
   # values stay the same.
@@ -366,12 +369,12 @@ def mixture(
   # What pieces keep for the backward pass would be kept for all of them.
   @jax.checkpoint
   def one_piece(piece):
-    return of_tokens(*piece, *(one.astype(x.dtype) for one in kernels))
+    return mix(*piece, *(one.astype(x.dtype) for one in kernels))
 
-  given = tuple(
+  inputs = tuple(
     one.reshape(cuts, -1, *one.shape[1:]) for one in (tokens, weight, here)
   )
-  return lax.map(one_piece, given).reshape(x.shape)
+  return lax.map(one_piece, inputs).reshape(x.shape)
 
 
 def pieces(tokens: int, per_token: int, parts: int) -> int:
@@ -388,11 +391,11 @@ def pieces(tokens: int, per_token: int, parts: int) -> int:
   """
   if parts == 1:
     return 1
-  least = _ceil(tokens * per_token, _MOST_PAIRS)
+  least = math.ceil(tokens * per_token / _MOST_PAIRS)
   return next(n for n in range(max(1, least), tokens + 1) if tokens % n == 0)
 
 
-def _of_tokens(
+def _mix_tokens(
   tokens: Array,
   weight: Array,
   here: Array,
@@ -409,12 +412,12 @@ def _of_tokens(
     tokens: f[N,width].
     weight: f32[N,k].
     here: i32[N*k], numbers among the experts that are here; E' for the others.
-    gate: See `mixture`, as all that follows.
+    gate: f[E',width,w], of the experts that are here.
     up: f[E',width,w].
     down: f[E',w,width].
-    activation: Of the gates.
+    activation: The function of the gates.
     parts: On how many devices experts lie.
-    ragged: See `mixture`.
+    ragged: Whether the products are `lax.ragged_dot`.
 
   Returns:
     f[N,width].
@@ -425,26 +428,22 @@ def _of_tokens(
   block = 1 if ragged else _block(most // parts, number)
   pairs = sort_pairs(here, number, block)
 
-  def run(most, *given):
+  def run(most, *arrays):
     slots = _slots(most, number, block)
-    return _mixed(pairs, activation, slots, block, ragged, *given)
+    return _mixed(pairs, activation, slots, block, ragged, *arrays)
 
-  given = tokens, weight, gate, up, down
+  arrays = tokens, weight, gate, up, down
   # Room for twice an even share is enough nearly always, and saves most of the
   # work where the experts lie on many devices. Any routing fits into the rest.
-  usual = 2 * _ceil(most, parts)
+  usual = 2 * math.ceil(most / parts)
   if usual >= most:
-    return run(most, *given)
+    return run(most, *arrays)
   # What a branch keeps for the backward pass would be kept for both.
   branches = [
     jax.checkpoint(functools.partial(run, size)) for size in (usual, most)
   ]
   fits = pairs.end[-1] <= _slots(usual, number, block)
-  return lax.cond(fits, *branches, *given)
-
-
-def _ceil(number: int, divisor: int) -> int:
-  return -(-number // divisor)
+  return lax.cond(fits, *branches, *arrays)
 
 
 def _block(pairs: int, experts: int) -> int:
@@ -473,8 +472,8 @@ def sort_pairs(expert: Array, number: int, block: int) -> Pairs:
 
   Args:
     expert: i32[M], the expert of each pair; `number` for one that is not here.
-    number: Of the experts, `E`.
-    block: See `Pairs`.
+    number: How many experts there are, `E`.
+    block: The slots of a block.
   """
   order = jnp.argsort(expert, stable=True).astype(jnp.int32)
   ordered = expert[order]
@@ -630,7 +629,7 @@ def balance(statistics: Statistics) -> Array:
   is the share of tokens.
 
   Args:
-    statistics: Of all tokens that count.
+    statistics: Sums over all tokens that count.
 
   Returns:
     f32[]; 0 if no token counts.
@@ -652,7 +651,7 @@ def load_max(statistics: Statistics) -> Array:
 
 
 def _shares(sums: Array) -> Array:
-  """Of each layer's total; 0 without tokens."""
+  """The share of each expert in its layer's total; 0 without tokens."""
   total = jnp.sum(sums, axis=-1, keepdims=True)
   return sums / jnp.where(total > 0, total, 1)
 

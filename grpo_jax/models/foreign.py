@@ -12,11 +12,13 @@ its own, `engines.PlainEngine`.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 from typing import NamedTuple
 
 from flax import nnx
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 from numpy.typing import ArrayLike
@@ -74,7 +76,7 @@ class Foreign:
   """What a module that is not ours can do; made by `from_nnx`.
 
   Attributes:
-    name: Of the module's class.
+    name: The name of the module's class.
     vocab_size: Logits of each token, `V`.
     attention: `'mask'` or `'causal'`; see `from_nnx`.
     call: Calls the module.
@@ -112,10 +114,9 @@ class Foreign:
     """A new module with these parameters, in the dtypes that it had."""
     # New variables in every call: a module may write into them while it is
     # traced (a counter of random numbers, say), and nothing of that is kept.
+    values = _flat(params)
     flat = {
-      path: variable.replace(
-        _at(params, tuple(map(str, path))).astype(variable.dtype)
-      )
+      path: variable.replace(values[_names(path)].astype(variable.dtype))
       for path, variable in self._variables.items()
     }
     flat |= {path: v.replace(v.get_value()) for path, v in self._rest.items()}
@@ -149,6 +150,11 @@ class Foreign:
     logits = logits.astype(jnp.float32)
     return without_ids(logits, self.unused_ids), cache
 
+  def drawing_without(self, ids: Sequence[tuple[int, int]]) -> 'Foreign':
+    """The same model as a policy that never draws ids of these runs."""
+    # Programs are compiled for the very object, so it is kept if it can be.
+    return dataclasses.replace(self, unused_ids=tuple(ids)) if ids else self
+
   def empty_cache(self, params: Params, rows: int, columns: int) -> Any:
     """A cache for `columns` tokens of each row; the module must have one."""
     assert self.init_cache is not None
@@ -156,11 +162,13 @@ class Foreign:
 
   def sampler_params(self, params: Params) -> Params:
     """A copy of the parameters in the dtypes that the module has."""
-    copied: Params = {}
-    for path, variable in self._variables.items():
-      value = _at(params, tuple(map(str, path)))
-      _put(copied, path, jnp.copy(value.astype(variable.dtype)))
-    return copied
+    flat = _flat(params)
+    return traverse_util.unflatten_dict(
+      {
+        _names(path): jnp.copy(flat[_names(path)].astype(variable.dtype))
+        for path, variable in self._variables.items()
+      }
+    )
 
   def score(
     self,
@@ -218,11 +226,14 @@ class Foreign:
   def logical_axes(self, path: Path, rank: int) -> tuple[str | None, ...]:
     """The names of a parameter's axes; see `sharding.of_params`."""
     del rank
-    return self._axes(path, _at(self.shapes, path).shape)
+    return self._axes(path, self._shape(path))
+
+  def _shape(self, path: Path) -> tuple[int, ...]:
+    return _flat(self.shapes)[path].shape
 
   def decays(self, path: Path) -> bool:
     """Whether weight decay acts on the parameter at this path."""
-    return self._decays(path, _at(self.shapes, path).shape)
+    return self._decays(path, self._shape(path))
 
 
 class Pretrained(NamedTuple):
@@ -293,21 +304,21 @@ def from_nnx(
       'instance of a flax.nnx.Module.'
     )
   graphdef, trained, rest = nnx.split(module, nnx.Param, ...)
-  variables, params, shapes = {}, {}, {}
+  variables, values = {}, {}
   for path, variable in nnx.to_flat_state(trained):
     value = jnp.asarray(variable.get_value())
-    variables[path] = variable.replace(
-      jax.ShapeDtypeStruct(value.shape, value.dtype)
-    )
-    _put(params, path, jnp.array(value, jnp.float32))
-    _put(shapes, path, jax.ShapeDtypeStruct(value.shape, jnp.float32))
+    variables[path] = variable.replace(jax.typeof(value))
+    values[_names(path)] = value
+  params = traverse_util.unflatten_dict(
+    {path: jnp.array(value, jnp.float32) for path, value in values.items()}
+  )
   model = Foreign(
     name=type(module).__qualname__,
     vocab_size=0,
     attention=attention,
     call=call,
     init_cache=init_cache,
-    shapes=shapes,
+    shapes=jax.eval_shape(lambda: params),
     _graphdef=graphdef,
     _variables=variables,
     _rest=dict(nnx.to_flat_state(rest)),
@@ -361,21 +372,16 @@ def _traced(model: Foreign, tokens, cache, mask) -> tuple[int, Any]:
     raise ValueError(
       f'The call of {model.name} failed ({first}), but {_EXPECTED}.'
     ) from error
-  logits, after = found if _is_pair(found) else (None, None)
+  is_pair = isinstance(found, tuple | list) and len(found) == 2
+  logits, after = found if is_pair else (None, None)
   shape = getattr(logits, 'shape', ())
-  is_float = logits is not None and jnp.issubdtype(
-    getattr(logits, 'dtype', bool), jnp.floating
-  )
-  if len(shape) != 3 or shape[:2] != tokens.shape or not is_float:
+  has_floats = jnp.issubdtype(getattr(logits, 'dtype', bool), jnp.floating)
+  if len(shape) != 3 or shape[:2] != tokens.shape or not has_floats:
     raise ValueError(
       f'For tokens {list(tokens.shape)} the call of {model.name} returned '
       f'{_shapes(found):.200}, but {_EXPECTED}.'
     )
   return shape[2], after
-
-
-def _is_pair(found: Any) -> bool:
-  return isinstance(found, tuple | list) and len(found) == 2
 
 
 def _shapes(tree: Any) -> str:
@@ -389,16 +395,12 @@ def _shapes(tree: Any) -> str:
   return str(jax.tree.map(text, tree)).replace("'", '')
 
 
-def _at(tree: Any, path: Path) -> Any:
-  """The leaf at a path."""
-  for name in path:
-    tree = tree[name]
-  return tree
+def _flat(tree: Params) -> dict[Path, Any]:
+  """The leaves of nested dicts by their paths."""
+  flat: Any = traverse_util.flatten_dict(tree)
+  return flat
 
 
-def _put(tree: dict[str, Any], path: tuple[Any, ...], leaf: Any) -> None:
-  """Puts a leaf at a path of nested dicts, whose keys become text."""
-  *outer, last = map(str, path)  # a checkpoint has no numbers as keys
-  for name in outer:
-    tree = tree.setdefault(name, {})
-  tree[last] = leaf
+def _names(path: tuple[Any, ...]) -> Path:
+  """A path of nested dicts: a checkpoint has no numbers as keys."""
+  return tuple(map(str, path))

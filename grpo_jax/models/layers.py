@@ -63,7 +63,7 @@ def project(x: Array, weight: Array, axes: int = 1) -> Array:
 
 
 def keep_products(
-  function: Callable[..., Any], whole: bool = False
+  function: Callable[..., Any], keeps_gathered: bool = False
 ) -> Callable[..., Any]:
   """The same function, which keeps little for its backward pass.
 
@@ -72,11 +72,11 @@ def keep_products(
   makes its updates faster.
 
   Args:
-    function: Of arrays; the parameters in it may be any tracers.
-    whole: Whether what `shards.whole` has made is kept too, and not gathered
-      again.
+    function: A function of arrays; the parameters in it may be any tracers.
+    keeps_gathered: Whether what `shards.whole` has made is kept too, and not
+      gathered again.
   """
-  kept = _KEPT | {'sharding_constraint'} if whole else _KEPT
+  kept = _KEPT | {'sharding_constraint'} if keeps_gathered else _KEPT
   return jax.checkpoint(
     function, policy=lambda primitive, *_, **__: primitive.name in kept
   )
@@ -112,7 +112,7 @@ def frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
 
   Args:
     config: The shape of the model.
-    kind: Of the layer.
+    kind: The kind of the layer.
 
   Returns:
     f32[D/2], radians per position.
@@ -171,9 +171,9 @@ class RMSNorm(nnx.Module):
   """Root-mean-square normalisation over the last axis, computed in float32.
 
   Args:
-    size: Of the axis.
+    size: The size of the axis.
     epsilon: Added to the mean square.
-    dtype: Of the result; None: that of the input.
+    dtype: The dtype of the result; None: that of the input.
   """
 
   def __init__(self, size: int, epsilon: float, dtype: str | None = None):
@@ -208,33 +208,32 @@ class Projections(nnx.Module):
     """Adds a weight.
 
     Args:
-      name: Of the attribute.
-      shape: Of the weight, inputs first.
+      name: The name of the attribute.
+      shape: The shape of the weight, inputs first.
       rngs: Random keys.
       axes: How many of its axes are summed over.
     """
 
     def init(shape):
       before, after = tuple(range(axes)), tuple(range(axes, len(shape)))
-      made = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
-      return made(rngs.params(), shape)
+      normal = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
+      return normal(rngs.params(), shape)
 
     setattr(self, name, nnx.Param(init(shape)))
     lora = self.config.lora
     if lora is not None and lora.adapts(f'{self.part}/{name}'):
       a = init((*shape[:axes], lora.rank))
       setattr(self, name + '_a', nnx.Param(a))
-      b = jnp.zeros(
-        (lora.rank, *shape[axes:])
-      )  # so that it changes nothing yet
+      # So that it changes nothing yet.
+      b = jnp.zeros((lora.rank, *shape[axes:]))
       setattr(self, name + '_b', nnx.Param(b))
 
   def project(self, x: Array, name: str, axes: int = 1) -> Array:
     """`x` times a weight, with its adapter; see `project`."""
 
     def weight(name):
-      given = getattr(self, name)[...]
-      return axes_lib.gathered(given, (name,), self.config.width, x.dtype)
+      parameter = getattr(self, name)[...]
+      return axes_lib.gather(parameter, (name,), self.config.width, x.dtype)
 
     product = project(x, weight(name), axes)
     if not hasattr(self, name + '_a'):
@@ -256,14 +255,12 @@ class SelfAttention(Projections):
     super().__init__(config, 'attention')
     width, size = config.width, config.head_dim
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    self.add('query', (width, heads, size), rngs)
-    self.add('key', (width, kv_heads, size), rngs)
-    self.add('value', (width, kv_heads, size), rngs)
+    inward = dict(query=heads, key=kv_heads, value=kv_heads)
+    for name, number in inward.items():
+      self.add(name, (width, number, size), rngs)
+      if config.qkv_bias:
+        setattr(self, f'{name}_bias', nnx.Param(jnp.zeros((number, size))))
     self.add('output', (heads, size, width), rngs, axes=2)
-    if config.qkv_bias:
-      self.query_bias = nnx.Param(jnp.zeros((heads, size)))
-      self.key_bias = nnx.Param(jnp.zeros((kv_heads, size)))
-      self.value_bias = nnx.Param(jnp.zeros((kv_heads, size)))
     if config.qk_norm:
       self.query_norm = RMSNorm(size, config.norm_epsilon)
       self.key_norm = RMSNorm(size, config.norm_epsilon)
@@ -272,13 +269,14 @@ class SelfAttention(Projections):
     self, x: Array, position: Array, kind: LayerKind
   ) -> tuple[Array, Array, Array]:
     """f[B,Q,width] -> queries f[B,Q,H,D], keys and values f[B,Q,K,D]."""
-    query, key, value = (
-      self.project(x, name) for name in ('query', 'key', 'value')
-    )
+    names = 'query', 'key', 'value'
+    query, key, value = (self.project(x, name) for name in names)
     if self.config.qkv_bias:
-      query += self.query_bias[...].astype(x.dtype)[None, None]
-      key += self.key_bias[...].astype(x.dtype)[None, None]
-      value += self.value_bias[...].astype(x.dtype)[None, None]
+      biases = (getattr(self, f'{name}_bias')[...] for name in names)
+      query, key, value = (
+        y + bias.astype(x.dtype)[None, None]
+        for y, bias in zip((query, key, value), biases, strict=True)
+      )
     if self.config.qk_norm:
       query, key = self.query_norm(query), self.key_norm(key)
     frequency = frequencies(self.config, kind)

@@ -191,7 +191,7 @@ class LayoutSpec:
   Attributes:
     kind: `'shared'`, `'packed'` or `'padded'`, as in the names of the three
       builders; or `'auto'`: `'shared'` or `'packed'`, whichever computes less
-      for the lengths at hand; see `stack.decided`.
+      for the lengths at hand; see `stack.decide`.
     micro_rows: Rows of a micro-batch; 0: as many rows as hold `micro_tokens`.
     row_completions: How many completions one row of a shared layout holds; it
       divides the group, and 0 puts the whole group into one row.
@@ -207,7 +207,7 @@ class LayoutSpec:
     share: Whether packed completions of a group share their prompt; see
       `packed_rows`.
     parts: Into how many equal parts the columns of a row are cut, over devices.
-    part_columns: Of what a part, if there are several, has a multiple.
+    part_columns: A part, if there are several, has a multiple of this many.
   """
 
   kind: str
@@ -338,7 +338,7 @@ def _score(fields, row, place, piece: _Piece, last, start):
 
   Args:
     fields: The arrays.
-    row: Of the slot.
+    row: The row of the slot.
     place: Number of the slot in its row.
     piece: What it holds.
     last: The last column of the prompt, which predicts a token without context.
@@ -399,7 +399,7 @@ def _laid_out(
     columns: `S`.
     in_row: `C`.
     tokens: i32[P,G,T], sampled ids.
-    wanted: See `Wanted`; None: all.
+    wanted: Which rows to fill; None: all.
     share: Whether a completion is a segment that continues its prompt's.
       Otherwise it is part of the prompt's segment.
     is_cut: Whether a completion may lie in several slots.
@@ -413,12 +413,12 @@ def _laid_out(
     for bundle in rows[row]:
       prompt = bundle[0].prompt
       segment += 1
-      of_prompt, last = segment, start + len(prompt) - 1
-      _write(fields, row, start, prompt, 0, of_prompt)
+      prompt_segment, last = segment, start + len(prompt) - 1
+      _write(fields, row, start, prompt, 0, prompt_segment)
       start += blocks.prompt_tokens if blocks else len(prompt)
       for piece in bundle:
         segment += share
-        parent = of_prompt if share else 0
+        parent = prompt_segment if share else 0
         _write(fields, row, start, piece.ids, len(prompt), segment, parent)
         _score(fields, row, place, piece, last, start)
         start += blocks.completion_tokens if blocks else len(piece.ids)
@@ -441,7 +441,7 @@ def padded_rows(
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     row_tokens: Width of the rows, `S`.
-    wanted: See `Wanted`; None: all.
+    wanted: Which rows to fill; None: all.
     slots: Which tokens are scored behind which; None: each completion lies in
       one slot. See `slots_of_trees`.
 
@@ -484,8 +484,8 @@ def packed_rows(
     share: Whether a bundle may hold several completions, which then share the
       prompt. Otherwise every completion has a copy of its prompt before it.
     row_slots: Completions in a row at most; 0: as many as fit.
-    wanted: See `Wanted`; None: all.
-    slots: See `padded_rows`.
+    wanted: Which rows to fill; None: all.
+    slots: Which tokens are scored behind which, as in `padded_rows`.
 
   Returns:
     A `Layout`; `C` is the largest number of completions in one row.
@@ -493,10 +493,10 @@ def packed_rows(
   Raises:
     ValueError: A prompt is empty, or a completion does not fit into a row.
   """
-  of_prompts = _pieces(prompts, tokens, length, slots)
-  most = row_slots or sum(map(len, of_prompts))
+  pieces_by_prompt = _pieces(prompts, tokens, length, slots)
+  most = row_slots or sum(map(len, pieces_by_prompt))
   bundles: list[list[_Piece]] = []
-  for pieces in of_prompts:
+  for pieces in pieces_by_prompt:
     longest = max(piece.tokens for piece in pieces)
     bucket(longest, (row_tokens,), 'prompt and completion')
     sizes = {k: len(piece.ids) for k, piece in enumerate(pieces)}
@@ -572,8 +572,8 @@ def shared_prompt(
     tokens: i32[P,G,T], sampled ids.
     length: i32[P,G], tokens of each completion, 0 for an empty one.
     prompt_tokens: Columns for the prompt.
-    wanted: See `Wanted`; None: all.
-    slots: See `padded_rows`.
+    wanted: Which rows to fill; None: all.
+    slots: Which tokens are scored behind which, as in `padded_rows`.
 
   Returns:
     A `Layout` with `C = G`, `S = prompt_tokens + G * T`, and `blocks`; `R = P`,

@@ -67,7 +67,7 @@ def join(first: Any, second: Any) -> Any:
   }
 
 
-def merged(params: Any, lora: LowRank) -> Any:
+def merge(params: Any, lora: LowRank) -> Any:
   """The parameters of the same function without adapters.
 
   Args:
@@ -89,14 +89,14 @@ def merged(params: Any, lora: LowRank) -> Any:
         continue
       if name + '_a' in node:
         a, b = node[name + '_a'], node[name + '_b']
-        child = adapted(child, a, b, lora).astype(child.dtype)
+        child = add_adapter(child, a, b, lora).astype(child.dtype)
       result[name] = walk(child)
     return result
 
   return walk(params)
 
 
-def adapted(weight, a, b, lora: LowRank):
+def add_adapter(weight, a, b, lora: LowRank):
   """A weight with its adapter added.
 
   Args:

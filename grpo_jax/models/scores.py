@@ -69,7 +69,7 @@ def score(
     layout.position,
     over_layout(layout, model.config.attention, forward_mode=forward_mode),
   )
-  return _of_hidden(
+  return _score_hidden(
     model, params, layout, hidden, temperature, with_entropy, chunk_tokens
   )
 
@@ -91,15 +91,15 @@ def score_routed(
   same whether completions share their prompt or not.
 
   Args:
-    model: See `score`; it `routes`.
+    model: A model that `routes`.
     params: Its parameters.
     layout: The rows.
     counted: bool[R,C,T], the completion tokens that count.
     sampled: i32[R,C,T], `experts.Routing.code` of the sampler at each; None if
       it is not known.
-    temperature: See `score`.
-    with_entropy: See `score`.
-    chunk_tokens: See `score`.
+    temperature: The temperature of the sampler.
+    with_entropy: Whether to compute the entropy too.
+    chunk_tokens: Positions per chunk, as in `score`.
 
   Returns:
     The `Scores`, and what the routers did.
@@ -118,7 +118,7 @@ def score_routed(
     over_layout(layout, model.config.attention),
     counted=times,
   )
-  scores = _of_hidden(
+  scores = _score_hidden(
     model, params, layout, hidden, temperature, with_entropy, chunk_tokens
   )
   disagreement = None
@@ -131,7 +131,7 @@ def score_routed(
   return scores, Routed(shards.sum_columns(routed.statistics), disagreement)
 
 
-def _of_hidden(
+def _score_hidden(
   model, params, layout, hidden, temperature, with_entropy, chunk_tokens
 ) -> Scores:
   """The scores of a layout from the outputs of the last layer, f[R,S,width]."""
@@ -145,9 +145,9 @@ def _of_hidden(
     # the token of the next column. The exception is the first token of a
     # completion, which the end of a shared prompt predicts, for several
     # completions at once; these are scored in columns added behind the others.
-    # Of rows that are cut, each part scores the columns that it has.
-    of_slots = column.reshape(rows, slots, tokens)
-    first = _first_of(layout, of_slots)
+    # If rows are cut, each part scores the columns that it has.
+    slot_column = column.reshape(rows, slots, tokens)
+    first = _first_of(layout, slot_column)
     hidden = jnp.concatenate(
       [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
     )
@@ -157,13 +157,13 @@ def _of_hidden(
     scores = _in_chunks(
       model, params, hidden, target, temperature, with_entropy, chunk_tokens
     )
-    of_first = layout.tokens.shape[1] + jnp.arange(slots)
+    first_place = layout.tokens.shape[1] + jnp.arange(slots)
     if layout.first is None:
-      place = of_slots.at[:, :, 0].set(of_first[None])
+      place = slot_column.at[:, :, 0].set(first_place[None])
     else:
       first = jnp.asarray(layout.first)[..., None]
-      is_first = jnp.arange(tokens)[None, None] == first
-      place = jnp.where(is_first, of_first[None, :, None], of_slots)
+      begins = jnp.arange(tokens)[None, None] == first
+      place = jnp.where(begins, first_place[None, :, None], slot_column)
     place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
       lambda x: jnp.take_along_axis(x, place, axis=1), scores
@@ -206,11 +206,11 @@ def _places(layout: Layout) -> tuple[Array, Array]:
 
 def _following(tokens: Array) -> Array:
   """The token of the next column, for every column at hand, i32[R,S]."""
-  whole = jnp.roll(shards.gather_columns(tokens), -1, axis=1)
+  following = jnp.roll(shards.gather_columns(tokens), -1, axis=1)
   if shards.parts() == 1:
-    return whole
+    return following
   size = tokens.shape[1]
-  return lax.dynamic_slice_in_dim(whole, shards.first_column(size), size, 1)
+  return lax.dynamic_slice_in_dim(following, shards.first_column(size), size, 1)
 
 
 def _in_chunks(
@@ -222,13 +222,13 @@ def _in_chunks(
   over devices, all of which should work on every chunk.
 
   Args:
-    model: See `score`.
-    params: See `score`.
+    model: The model.
+    params: Its parameters.
     hidden: f[R,N,W], outputs of the last layer at N positions.
     target: i32[R,N], the token to be scored at each.
-    temperature: See `score`.
-    with_entropy: See `score`.
-    chunk_tokens: See `score`.
+    temperature: The temperature of the sampler.
+    with_entropy: Whether to compute the entropy too.
+    chunk_tokens: Positions per chunk, as in `score`.
 
   Returns:
     `Scores` of shape [R,N].
@@ -253,7 +253,7 @@ def _in_chunks(
   target = jnp.pad(target, ((0, 0), (0, more)))
   hidden = jnp.moveaxis(hidden.reshape(rows, chunks, size, width), 1, 0)
   target = jnp.moveaxis(target.reshape(rows, chunks, size), 1, 0)
-  # Of several chunks no logits are kept for the backward pass.
+  # No logits of several chunks are kept for the backward pass.
   scores = lax.map(
     lambda chunk: jax.checkpoint(chunk_scores)(*chunk), (hidden, target)
   )
@@ -271,7 +271,7 @@ def chunk_positions(vocab: int, width: int, platform: str) -> int:
 
   Args:
     vocab: Ids.
-    width: Of the output layer's input.
+    width: The size of the output layer's input.
     platform: See `sharding.platform`.
   """
   if platform == 'cpu':

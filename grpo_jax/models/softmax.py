@@ -97,7 +97,7 @@ def attend_recent(
     value: f[B,K,N,D].
     newest: i32[B], the place written last.
     count: i32[B,Q], how many places a query sees; 0 gives the output 0.
-    cap: See `attend`.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
 
   Returns:
     A `Partial` over these keys.
@@ -173,7 +173,7 @@ def _softmax(scores, times_value):
   top = jnp.max(scores, axis=-1, keepdims=True)
   mass = jnp.exp(scores - top)
   total = jnp.sum(mass, axis=-1, keepdims=True)
-  # Of a query that sees nothing all scores are equal, so without this it would
+  # All scores of a query that sees nothing are equal, so without this it would
   # get the mean of all values.
   blind = top <= NEVER
   output = jnp.where(blind, 0, times_value(mass) / total)
@@ -191,7 +191,7 @@ def _forward(cap, query, key, value, visible):
   """Output and log-sum-exp, and what the backward pass needs of them.
 
   Args:
-    cap: See `attend`.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
     query: f[B,K,h,Q,D].
     key: f[B,K,N,D].
     value: f[B,K,N,D].
@@ -220,29 +220,29 @@ def _backward(cap, kept, cotangent):
   and times :math:`1 - (s / c)^2` for scores under a cap c.
   """
   query, key, value, visible, output, log_mass = kept
-  of_output, of_log_mass = cotangent
+  output_bar, log_mass_bar = cotangent
   scores = _scores(query, key, visible, cap)
   # Where a query sees nothing, scores and log_mass are both NEVER, and the
   # exponential of their difference would be 1.
   mass = jnp.exp(scores - jnp.where(log_mass <= NEVER, 0, log_mass))
   # A sum over D instead of one over N: the products of o_bar with all values,
   # averaged by P, are the product with the output.
-  mean = jnp.sum(of_output * output, axis=-1, keepdims=True)
+  mean = jnp.sum(output_bar * output, axis=-1, keepdims=True)
   # Behind a barrier, or XLA computes it inside the product that follows, which
   # is slower on a CPU.
-  less = jax.lax.optimization_barrier(mean - of_log_mass[..., None])
-  along = _product('bkhqd,bknd->bkhqn', of_output, value)
-  of_scores = mass * (along - less)
+  less = jax.lax.optimization_barrier(mean - log_mass_bar[..., None])
+  along = _product('bkhqd,bknd->bkhqn', output_bar, value)
+  scores_bar = mass * (along - less)
   if cap is not None:  # NEVER squared would be infinite, and 0 times that NaN
     seen = jnp.where(visible[:, None, None], scores, 0)
-    of_scores *= 1 - jnp.square(seen / cap)
-  of_query = _product('bkhqn,bknd->bkhqd', of_scores, key)
-  of_key = _product('bkhqn,bkhqd->bknd', of_scores, query)
-  of_value = _product('bkhqn,bkhqd->bknd', mass, of_output)
+    scores_bar *= 1 - jnp.square(seen / cap)
+  query_bar = _product('bkhqn,bknd->bkhqd', scores_bar, key)
+  key_bar = _product('bkhqn,bkhqd->bknd', scores_bar, query)
+  value_bar = _product('bkhqn,bkhqd->bknd', mass, output_bar)
   return (
-    of_query.astype(query.dtype),
-    of_key.astype(key.dtype),
-    of_value.astype(value.dtype),
+    query_bar.astype(query.dtype),
+    key_bar.astype(key.dtype),
+    value_bar.astype(value.dtype),
     None,  # `visible` is of bool
   )
 

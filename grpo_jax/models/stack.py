@@ -43,10 +43,10 @@ def micro_batches(
 
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
-    shapes depend on the buckets, and on nothing else once `spec` is `decided`;
-    of trees also on the number of rows, up to a power of two.
+    shapes depend on the buckets, and on nothing else once `spec` is a result of
+    `decide`; of trees also on the number of rows, up to a power of two.
   """
-  spec = decided(prompts, tokens, length, spec, slots)
+  spec = decide(prompts, tokens, length, spec, slots)
   number, group, _ = tokens.shape
 
   def wanted(rows: int, columns: int) -> np.ndarray:
@@ -72,13 +72,13 @@ def micro_batches(
   return stacked, used
 
 
-def numbered(
+def number_tokens(
   prompts: Sequence[Sequence[int]], shape: tuple[int, ...], chosen: np.ndarray
 ) -> tuple[list[list[int]], np.ndarray]:
   """Prompts and completions as numbers, for who does not know the ids.
 
   A token of a completion is its place among those of the chosen prompts, from
-  1; that of a prompt is -1 less its id. `filled` turns a layout of such numbers
+  1; that of a prompt is -1 less its id. `fill` turns a layout of such numbers
   into one of ids.
 
   Args:
@@ -94,8 +94,8 @@ def numbered(
   return [[-1 - token for token in prompts[p]] for p in chosen], place
 
 
-def filled(rows: Layout, ids: jax.Array) -> Layout:
-  """The layout of `numbered` tokens, with the ids in their place.
+def fill(rows: Layout, ids: jax.Array) -> Layout:
+  """The layout of `number_tokens`, with the ids in their place.
 
   Args:
     rows: A layout, on the devices.
@@ -103,17 +103,17 @@ def filled(rows: Layout, ids: jax.Array) -> Layout:
   """
   width = ids.shape[-1]
   # In which slot of its row a token's completion is.
-  of_token = (rows.tokens - 1) // width  # [R,S]
-  here = rows.completion[:, None] == of_token[..., None]  # [R,S,C]
+  token_completion = (rows.tokens - 1) // width  # [R,S]
+  here = rows.completion[:, None] == token_completion[..., None]  # [R,S,C]
   slot, column = jnp.argmax(here, axis=-1), (rows.tokens - 1) % width
   row = jnp.arange(len(ids))[:, None]
-  of_prompt = jnp.where(rows.tokens < 0, -1 - rows.tokens, 0)
-  tokens = jnp.where(rows.tokens > 0, ids[row, slot, column], of_prompt)
+  prompt_ids = jnp.where(rows.tokens < 0, -1 - rows.tokens, 0)
+  tokens = jnp.where(rows.tokens > 0, ids[row, slot, column], prompt_ids)
   target = jnp.where(rows.target > 0, ids, 0)
   return dataclasses.replace(rows, tokens=tokens, target=target)
 
 
-def decided(
+def decide(
   prompts: Sequence[Sequence[int]],
   tokens: np.ndarray,
   length: np.ndarray,
@@ -205,7 +205,7 @@ def _built(
       wanted,
       slots,
     )
-  # Of trees there may be more, and few shapes are compiled for them.
+  # There may be more of trees, and few shapes are compiled for them.
   here = rows.tokens.shape[0]
   return rows, most if here <= most else _power_of_two(here)
 

@@ -12,6 +12,7 @@ checkpoints use this tree, and scoring scans over it. For decoding, `unstack`
 turns it into a tree of single layers.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -57,10 +58,10 @@ _KEPT = {
 }
 
 
-def _stack(did: list[Any]) -> Any:
-  """What routers did, over the layers that have one; None if none has."""
-  did = [one for one in did if one is not None]
-  return jax.tree.map(lambda *x: jnp.stack(x), *did) if did else None
+def _stack(layers: list[Any]) -> Any:
+  """What routers did, stacked over the layers with one; None if none has."""
+  layers = [layer for layer in layers if layer is not None]
+  return jax.tree.map(lambda *x: jnp.stack(x), *layers) if layers else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,11 @@ class Transformer:
   def unused_ids(self) -> tuple[tuple[int, int], ...]:
     """Runs of ids that are never drawn."""
     return self.config.unused_ids
+
+  def drawing_without(self, ids: Sequence[tuple[int, int]]) -> 'Transformer':
+    """The same model as a policy that never draws ids of these runs."""
+    shape = dataclasses.replace(self.config, unused_ids=tuple(ids))
+    return Transformer(shape)
 
   @property
   def bytes_per_token(self) -> int:
@@ -167,8 +173,8 @@ class Transformer:
     )
 
     def block(kind, key):
-      made = Block(config, kind, nnx.Rngs(key))
-      return nnx.to_pure_dict(nnx.state(made))
+      layer = Block(config, kind, nnx.Rngs(key))
+      return nnx.to_pure_dict(nnx.state(layer))
 
     params = {
       'embedding': 0.02
@@ -233,19 +239,20 @@ class Transformer:
     """`hidden` of a model that `routes`, and what its routers did.
 
     Args:
-      params: See `hidden`.
+      params: The tree of `init` or of `unstack`, as in `hidden`.
       tokens: i32[B,Q].
       positions: i32[B,Q].
-      attention: See `hidden`.
-      cache: See `hidden`.
+      attention: The attention function of the layers.
+      cache: The cache of each layer, as in `hidden`.
       counted: f32[B,Q], how often each token counts in the statistics; None:
         there are none.
 
     Returns:
       What `hidden` returns, and the `Routing`.
     """
-    given = params, tokens, positions, attention, cache, counted
-    hidden, cache, routed = self._hidden(*given)
+    hidden, cache, routed = self._hidden(
+      params, tokens, positions, attention, cache, counted
+    )
     return hidden, cache, experts.model_routing(routed, self.config)
 
   def _hidden(
@@ -290,7 +297,7 @@ class Transformer:
 
     def one(path, x):
       path = sharding.path_names(path)
-      return axes.gathered(x, path, self.config.width, dtype)
+      return axes.gather(x, path, self.config.width, dtype)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -311,15 +318,16 @@ class Transformer:
 
   def _unrolled(self, params, x, positions, attention, caches, counted):
     """All layers one after another, each with its cache."""
-    new, did = [], []
+    new, routed_layers = [], []
     for kind, layer, cache in zip(
       self.config.kinds, params['layers'], caches, strict=True
     ):
-      given = layer, x, positions, attention, cache, counted
-      x, cache, routed = self._layer(kind, *given)
+      x, cache, routed = self._layer(
+        kind, layer, x, positions, attention, cache, counted
+      )
       new.append(cache)
-      did.append(routed)
-    return x, new, _stack(did)
+      routed_layers.append(routed)
+    return x, new, _stack(routed_layers)
 
   def _scanned(self, params, x, positions, attention, counted):
     """All layers: a scan over the repetitions of the pattern, then the tail."""
@@ -327,17 +335,18 @@ class Transformer:
     remat = self.config.remat
 
     def run(kinds, x, layers):
-      did = []
+      routed_layers = []
       if remat == 'offload':
         x = checkpoint_name(x, _INPUT)
       # Under 'none' each part of a layer gathers what it reads.
       if remat != 'none':
         layers = self._gathered(layers, self.config.compute_dtype)
       for kind, layer in zip(kinds, layers, strict=True):
-        given = layer, x, positions, attention, None, counted
-        x, _, routed = self._layer(kind, *given)
-        did.append(routed)
-      return x, _stack(did)
+        x, _, routed = self._layer(
+          kind, layer, x, positions, attention, None, counted
+        )
+        routed_layers.append(routed)
+      return x, _stack(routed_layers)
 
     if remat != 'none':
       run = jax.checkpoint(run, static_argnums=0, policy=_KEPT[remat])

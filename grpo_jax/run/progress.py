@@ -122,7 +122,7 @@ class Progress(NamedTuple):
       **self.receipt.to_json(whole),
       'unwritten': unwritten
       and {'measured': unwritten.measured, 'samples': unwritten.samples},
-      # What the first rollout has decided; see `models.stack.decided`.
+      # What the first rollout has decided; see `models.stack.decide`.
       'layout': build_learner.spec_json(self.layout),
       'saves': self.saves._asdict(),
       'refused': self.refused.for_next_start(nonfinite_rollouts)._asdict(),

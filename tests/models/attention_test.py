@@ -7,6 +7,7 @@ import pytest
 
 from grpo_jax.models import attention
 from grpo_jax.models import layout
+from grpo_jax.models import softmax
 from tests import tiny
 
 pytestmark = pytest.mark.quick
@@ -26,27 +27,27 @@ def test_attend_is_softmax_attention():
   expected = jax.nn.dot_product_attention(
     query, key, value, mask=visible[:, None]
   )
-  partial = attention.attend(query, key, value, visible)
+  partial = softmax.attend(query, key, value, visible)
   np.testing.assert_allclose(partial.output, expected, atol=1e-6)
 
 
 def test_merging_two_halves_is_the_whole():
   query, key, value, visible = case()
-  whole = attention.attend(query, key, value, visible).output
+  whole = softmax.attend(query, key, value, visible).output
   halves = [
-    attention.attend(query, key[:, s], value[:, s], visible[:, :, s])
+    softmax.attend(query, key[:, s], value[:, s], visible[:, :, s])
     for s in (slice(0, 2), slice(2, 5))
   ]
-  np.testing.assert_allclose(attention.merge(*halves), whole, atol=1e-6)
+  np.testing.assert_allclose(softmax.merge(*halves), whole, atol=1e-6)
 
 
 def test_a_query_that_sees_nothing_adds_nothing():
   query, key, value, visible = case()
-  nothing = attention.attend(query, key, value, jnp.zeros_like(visible))
+  nothing = softmax.attend(query, key, value, jnp.zeros_like(visible))
   assert not np.any(nothing.output)
-  some = attention.attend(query, key, value, visible)
-  np.testing.assert_array_equal(attention.merge(some, nothing), some.output)
-  np.testing.assert_array_equal(attention.merge(nothing, nothing), 0)
+  some = softmax.attend(query, key, value, visible)
+  np.testing.assert_array_equal(softmax.merge(some, nothing), some.output)
+  np.testing.assert_array_equal(softmax.merge(nothing, nothing), 0)
 
 
 def test_gradients_stay_finite_where_nothing_is_visible():
@@ -54,8 +55,8 @@ def test_gradients_stay_finite_where_nothing_is_visible():
   visible = visible.at[0].set(False)
 
   def loss(query, key, value):
-    some = attention.attend(query, key, value, visible)
-    return jnp.sum(attention.merge(some, some))
+    some = softmax.attend(query, key, value, visible)
+    return jnp.sum(softmax.merge(some, some))
 
   for gradient in jax.grad(loss, (0, 1, 2))(query, key, value):
     assert np.all(np.isfinite(gradient))
@@ -73,8 +74,8 @@ def test_a_prompt_and_its_blocks_take_two_attentions(monkeypatch):
     asked.append((query.shape[:2], key.shape[:2]))
     return whole(query, key, *rest)
 
-  whole = attention.attend
-  monkeypatch.setattr(attention, 'attend', attend)
+  whole = softmax.attend
+  monkeypatch.setattr(softmax, 'attend', attend)
   given = jnp.ones((rows, columns, 2, 8))
   attention.over_layout(shared)(given, given, given, None, None)
   assert shared.blocks is not None

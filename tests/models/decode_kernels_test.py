@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from grpo_jax.mesh import sharding
-from grpo_jax.models import attention
 from grpo_jax.models import kernels
+from grpo_jax.models import softmax
 from grpo_jax.models.kernels import decode
 from tests.models.lowering import lowered
 
@@ -47,7 +47,7 @@ portable = jax.jit(kernels.attend_recent)  # on a CPU
 
 def by_xla(query, key, value, newest, count):
   key, value = jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 2)
-  return attention.attend_recent(query, key, value, newest, count)
+  return softmax.attend_recent(query, key, value, newest, count)
 
 
 def test_the_portable_version_follows_the_definition():

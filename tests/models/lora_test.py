@@ -28,13 +28,13 @@ def logp(model, params):
 def test_merged_weights_are_the_same_function(changes):
   model = tiny.model(**changes, lora=ADAPTERS)
   params = tiny.params(model)  # both factors are off 0
-  merged = lora.merged(params, ADAPTERS)
+  merged = lora.merge(params, ADAPTERS)
   plain = tiny.model(**changes)
   assert jax.tree.structure(merged) == jax.tree.structure(tiny.params(plain))
   np.testing.assert_allclose(
     logp(model, params), logp(plain, merged), atol=2e-4
   )
-  of_layers = lora.merged(model.unstack(params), ADAPTERS)
+  of_layers = lora.merge(model.unstack(params), ADAPTERS)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
     of_layers,
@@ -46,7 +46,7 @@ def test_merging_keeps_the_dtype_and_its_arguments():
   model = tiny.model(lora=ADAPTERS)
   params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params(model))
   before = jax.tree.map(np.array, params)
-  merged = lora.merged(params, ADAPTERS)
+  merged = lora.merge(params, ADAPTERS)
   assert {x.dtype for x in jax.tree.leaves(merged)} == {jnp.dtype('bfloat16')}
   jax.tree.map(np.testing.assert_array_equal, params, before)
 

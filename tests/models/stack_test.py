@@ -40,7 +40,7 @@ def test_the_longest_prompt_decides_the_width(kind):
 
 
 def test_slots_are_the_most_of_a_row_up_to_a_power_of_two():
-  spec = stack.decided(*batch(), LayoutSpec('packed', 1, 0, (8,)))
+  spec = stack.decide(*batch(), LayoutSpec('packed', 1, 0, (8,)))
   assert spec.row_slots == 4  # of 3, in 5 rows
 
 
@@ -56,7 +56,7 @@ def test_slots_are_the_most_of_a_row_up_to_a_power_of_two():
 )
 def test_auto_counts_padding_and_keys(options, kind):
   spec = LayoutSpec('auto', row_completions=0, prompt_buckets=(8,), **options)
-  assert stack.decided(*batch(), spec).kind == kind
+  assert stack.decide(*batch(), spec).kind == kind
 
 
 @pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
@@ -91,11 +91,11 @@ def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
   )  # the first is not 0, as padding
   spec = LayoutSpec(kind, 1, 0, (8,))
   whole, _ = stack.micro_batches(prompts, tokens, length, spec)
-  numbers = stack.numbered(prompts, tokens.shape, np.arange(2))
+  numbers = stack.number_tokens(prompts, tokens.shape, np.arange(2))
   found, _ = stack.micro_batches(*numbers, length, spec)
   assert not np.array_equal(found.tokens, whole.tokens)
   # Of each slot the ids of its completion, of an empty one anything.
   ids = tokens.reshape(-1, tokens.shape[-1])[found.completion % length.size]
-  found = jax.vmap(stack.filled)(found, jnp.asarray(ids))
+  found = jax.vmap(stack.fill)(found, jnp.asarray(ids))
   for name in ('tokens', 'target', 'column', 'completion'):
     np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))

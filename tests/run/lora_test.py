@@ -93,7 +93,7 @@ def test_eval_reads_the_whole_policy_and_a_run_may_begin_from_it(
   assert run.model.config.lora is None
   theirs = build.run(config)
   whole = lora.join(policy_params(config, workdir), build.frozen_params(theirs))
-  merged = lora.merged(whole, theirs.model.config.lora)
+  merged = lora.merge(whole, theirs.model.config.lora)
   jax.tree.map(np.testing.assert_array_equal, params, merged)
   begun = {**LORA, 'model.path': str(workdir), 'data.heldout': ''}
   loop.train(runs.small(steps=1, **begun), tmp_path)
@@ -120,7 +120,7 @@ def test_the_weights_beside_adapters_may_be_bfloat16(tmp_path):
   jax.tree.map(
     np.testing.assert_array_equal,
     build.initial_params(build.run(runs.small(**after))),
-    lora.merged(wide, run.model.config.lora),
+    lora.merge(wide, run.model.config.lora),
   )
   rounded = runs.small(**LORA, **after, **{'lora.base_dtype': 'bfloat16'})
   with pytest.raises(ValueError, match='most of what it has learned'):

@@ -29,8 +29,6 @@ import jax.numpy as jnp
 
 from grpo_jax.models import softmax
 from grpo_jax.models.kernels.rows import over_devices
-from grpo_jax.models.softmax import NEVER
-from grpo_jax.models.softmax import Partial
 
 Array = jax.Array
 
@@ -49,7 +47,7 @@ def attend_recent(
   count: Array,
   cap: float | None = None,
   interpret: bool = False,
-) -> Partial:
+) -> softmax.Partial:
   """`models.attention.attend_recent` by the kernel of the platform.
 
   The platform is the one that the program is compiled for. TPU and CUDA have a
@@ -87,7 +85,7 @@ def attend_recent(
     return tuple(partial)
 
   axes = ('r.h.', 'r.h.', 'r.h.', 'r', 'r.')
-  return Partial(
+  return softmax.Partial(
     *over_devices(
       compiled, arrays, axes, ('r.h.', 'r.h'), key.shape[2], everywhere=True
     )
@@ -177,7 +175,7 @@ def _add_block(
   place = start + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
   age = jnp.where(place <= newest, newest - place, newest - place + places)
   seen = (age < count) & (place < places)
-  scores = jnp.where(seen, scores, NEVER)
+  scores = jnp.where(seen, scores, softmax.NEVER)
   new_top = jnp.maximum(top, jnp.max(scores, axis=1, keepdims=True))
   mass = jnp.where(seen, jnp.exp(scores - new_top), 0)
   kept = jnp.exp(top - new_top)
@@ -195,13 +193,15 @@ def _finish(state):
   """The output f32[M,D] and the log-sum-exp f32[M,1] of a running softmax."""
   top, total, output = state
   safe = jnp.where(total == 0, 1, total)
-  return output / safe, jnp.where(total == 0, NEVER, jnp.log(safe) + top)
+  return output / safe, jnp.where(
+    total == 0, softmax.NEVER, jnp.log(safe) + top
+  )
 
 
 def _empty(queries: int, size: int):
   """The state of a running softmax that has seen no block."""
   column = jnp.zeros((queries, 1), jnp.float32)
-  return column + NEVER, column, jnp.zeros((queries, size), jnp.float32)
+  return column + softmax.NEVER, column, jnp.zeros((queries, size), jnp.float32)
 
 
 def _tpu_kernel(
@@ -242,7 +242,7 @@ def _tpu_kernel(
 
 def on_tpu(
   query, key, value, newest, count, cap=None, interpret=False
-) -> Partial:
+) -> softmax.Partial:
   """`attend_recent` as a Mosaic kernel.
 
   The cache is read as [B,N,K*D], as many heads at a time as fill the lanes.
@@ -251,12 +251,12 @@ def on_tpu(
   compiler copies the cache to turn [B,N,K,D] into [B,N,K*D].)
 
   Args:
-    query: As in `attend_recent`, like the next four.
+    query: f[B,Q,H,D].
     key: f[B,N,K,D].
     value: f[B,N,K,D].
     newest: i32[B].
     count: i32[B,Q].
-    cap: As in `attend_recent`.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
     interpret: Whether Pallas interprets the kernel, on any platform.
   """
   rows, places, kv_heads, size = key.shape
@@ -279,11 +279,11 @@ def on_tpu(
     cap,
     interpret,
   )
-  # Of each head's queries only the columns of that head are an output.
+  # A head's queries have an output in the columns of that head alone.
   output = output.reshape(rows, -1, together, stacked.shape[2], together, size)
   output = jnp.einsum('bkhmgd,hg->bkhmd', output, own).reshape(stacked.shape)
   log_mass = log_mass.reshape(stacked.shape[:3])
-  return Partial(_by_query(output, query), _by_query(log_mass, query))
+  return softmax.Partial(_by_query(output, query), _by_query(log_mass, query))
 
 
 def _call(query, key, value, newest, count, cap, interpret):
@@ -368,7 +368,7 @@ def _gpu_kernel(
 
 def on_gpu(
   query, key, value, newest, count, cap=None, interpret=False
-) -> Partial:
+) -> softmax.Partial:
   """`attend_recent` as a Triton kernel.
 
   One program handles one row, one key-value head and up to 64 queries, and
@@ -376,12 +376,12 @@ def on_gpu(
   not fill a GPU.
 
   Args:
-    query: As in `attend_recent`, like the next four.
+    query: f[B,Q,H,D].
     key: f[B,N,K,D].
     value: f[B,N,K,D].
     newest: i32[B].
     count: i32[B,Q].
-    cap: As in `attend_recent`.
+    cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
     interpret: Whether Pallas interprets the kernel, on any platform.
   """
   rows, places, kv_heads, size = key.shape
@@ -424,6 +424,6 @@ def on_gpu(
     _blocks_needed(newest, count, places, block),
     seen, stacked, key, value,
   )  # fmt: skip
-  return Partial(
+  return softmax.Partial(
     _by_query(output[..., :size], query), _by_query(log_mass, query)
   )

@@ -1,7 +1,7 @@
 """Attention over rows of tokens by kernels: cuDNN's on GPUs, splash on TPUs.
 
 cuDNN's is called through `jax.nn.dot_product_attention`. Two things are tested
-on a CPU: JAX's XLA implementation of that function, given the same arguments,
+on a CPU: JAX's XLA implementation of that function, inputs the same arguments,
 agrees with the portable version; and the call to cuDNN is lowered for CUDA.
 Splash attention is JAX's Pallas kernel. It agrees with the portable version in
 Pallas's interpret mode, and is lowered for TPU on a CPU. Neither has run on its
@@ -132,7 +132,7 @@ def cudnn(
     query: f[R,S,H,D].
     key: f[R,S,K,D].
     value: f[R,S,K,D].
-    layout: See `Layout`.
+    layout: The rows.
     window: How many tokens a token sees, itself included; None means all.
     interpret: Whether XLA computes it instead of cuDNN, on any platform.
 
@@ -168,9 +168,9 @@ def cudnn_causal(
     query: f[R,S,H,D].
     key: f[R,S,K,D].
     value: f[R,S,K,D].
-    window: See `cudnn`.
+    window: How many tokens a token sees, itself included; None means all.
     mask: bool[R,1,S,S], which of the keys before it a query sees; None: all.
-    interpret: See `cudnn`.
+    interpret: Whether XLA computes it instead of cuDNN, on any platform.
 
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
@@ -225,8 +225,8 @@ def _unfolded(arrays, layout: Layout, blocks: Blocks):
   def unfold(x):
     prompt = jnp.repeat(x[:, :edge], group, axis=0)
     rest = x[:, edge:].reshape(rows * group, tokens, *x.shape[2:])
-    whole = jnp.concatenate([prompt, rest], axis=1)
-    return jnp.take_along_axis(whole, source[..., None, None], axis=1)
+    joined = jnp.concatenate([prompt, rest], axis=1)
+    return jnp.take_along_axis(joined, source[..., None, None], axis=1)
 
   def fold(x):
     prompt = x.reshape(rows, group, *x.shape[1:])[:, 0, :edge]
@@ -322,7 +322,7 @@ def splash(
   cap: float | None = None,
   blocks: Blocks | None = None,
   part: Array | None = None,
-  of_key: Array | None = None,
+  key_segment: Array | None = None,
 ) -> Array:
   """Splash attention over rows in which no segment continues another.
 
@@ -339,7 +339,7 @@ def splash(
       None if it has none.
     part: i32[], the number of the part, if the rows are cut into equal parts,
       whose columns are a multiple of 128.
-    of_key: i32[R,N], `segment` of all columns, if the rows are cut.
+    key_segment: i32[R,N], `segment` of all columns, if the rows are cut.
 
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
@@ -347,16 +347,18 @@ def splash(
   queries, keys = query.shape[1], key.shape[1]
   columns, tile = _splash_sizes(keys)
   # A part is not padded: its neighbour has the columns behind it.
-  of_query = tile if part is None else math.gcd(tile, queries)
+  query_tile = tile if part is None else math.gcd(tile, queries)
   padded = columns if part is None else queries
   sizes = kernel_lib.BlockSizes(
-    **dict.fromkeys(('block_q', 'block_q_dkv', 'block_q_dq'), of_query),
+    **dict.fromkeys(('block_q', 'block_q_dkv', 'block_q_dq'), query_tile),
     **dict.fromkeys(('block_kv', 'block_kv_dkv', 'block_kv_dq'), tile),
   )
-  of_key = segment if of_key is None else of_key
+  key_segment = segment if key_segment is None else key_segment
   if blocks is not None:
-    assert segment is not None and of_key is not None
-    segment, of_key = ((x > 0).astype(jnp.int32) for x in (segment, of_key))
+    assert segment is not None and key_segment is not None
+    segment, key_segment = (
+      (x > 0).astype(jnp.int32) for x in (segment, key_segment)
+    )
 
   def pad(x, length):
     return jnp.pad(
@@ -376,27 +378,27 @@ def splash(
     )
 
   def local(query, key, value, *rest):
-    given: list[Any] = [pad(query * query.shape[-1] ** -0.5, padded)]
-    given += [pad(key, columns), pad(value, columns)]
-    given = [jnp.swapaxes(x, 1, 2) for x in given]
+    inputs: list[Any] = [pad(query * query.shape[-1] ** -0.5, padded)]
+    inputs += [pad(key, columns), pad(value, columns)]
+    inputs = [jnp.swapaxes(x, 1, 2) for x in inputs]
     if segment is not None:
-      own, of_key = pad(rest[0], padded), pad(rest[1], columns)
-      given.append(kernel_lib.SegmentIds(own, of_key))
+      own, key_segment = pad(rest[0], padded), pad(rest[1], columns)
+      inputs.append(kernel_lib.SegmentIds(own, key_segment))
 
     def run(first):
-      return lambda *given: jax.vmap(kernel(query.shape[2], first))(*given)
+      return lambda *inputs: jax.vmap(kernel(query.shape[2], first))(*inputs)
 
     if part is None:
-      output = run(0)(*given)
+      output = run(0)(*inputs)
     else:  # each part has a mask of its own, which is static
       firsts = range(0, keys, queries)
-      output = jax.lax.switch(rest[-1], list(map(run, firsts)), *given)
+      output = jax.lax.switch(rest[-1], list(map(run, firsts)), *inputs)
     return jnp.swapaxes(output, 1, 2)[:, :queries]
 
   arrays: list[Any] = [query, key, value]
   axes = ['r.h.', 'r.h.', 'r.h.']
   if segment is not None:
-    arrays, axes = arrays + [segment, of_key], axes + ['r.', 'r.']
+    arrays, axes = arrays + [segment, key_segment], axes + ['r.', 'r.']
   if part is not None:
     arrays, axes = [*arrays, part], [*axes, '']
   return over_devices(local, tuple(arrays), tuple(axes), 'r.h.', key.shape[2])

@@ -80,9 +80,9 @@ class Layout:
     """Our parameter from what is stored.
 
     Args:
-      stored: Of `stored_shape`.
-      shape: Of ours.
-      dtype: Of ours.
+      stored: An array of `stored_shape`.
+      shape: The shape of our parameter.
+      dtype: The dtype of our parameter.
     """
     if self.interleaved:
       pairs = stored.reshape(shape[-2], shape[-1] // 2, 2, -1)
@@ -99,7 +99,7 @@ class Layout:
     Args:
       ours: The parameter of one layer, not of an `interleaved` layout: nothing
         is written in that order.
-      dtype: Of what is stored.
+      dtype: The dtype of what is stored.
     """
     shape = self.stored_shape(ours.shape)
     if self.added:
@@ -244,8 +244,12 @@ class Family:
     scaled_embedding: Whether embeddings are multiplied by sqrt(width).
     rope_bases: Base of the rotary frequencies where none is given: of layers
       without a window, and of those with one, None if that is the same.
-    tensors: See `tensors`.
+    tensors: Where parameters are stored in Hugging Face folders.
     inside: The field of `config.json` that holds all others, if one does.
+    classifier: The architecture of its sequence classifiers, which are read as
+      reward models.
+    gguf: The name of the architecture in GGUF files, and where tensors are in
+      these; None if they are not read.
     written_as: The architecture that is written for such a model, if another.
     prefixes: Pairs of a prefix of stored names and what it stands for.
     left_out: Prefixes of stored names that are no part of the language model.
@@ -266,6 +270,8 @@ class Family:
   rope_bases: tuple[float, float | None] = (10_000.0, None)
   tensors: Tensors = dataclasses.field(default_factory=hugging_face)
   inside: str | None = None
+  classifier: str | None = None
+  gguf: tuple[str, Tensors] | None = None
   written_as: str | None = None
   prefixes: tuple[tuple[str, str], ...] = ()
   left_out: tuple[str, ...] = ()
@@ -357,6 +363,8 @@ _GEMMA3 = Family(
       'transformers leaves it out in Gemma 3, so it is unclear what is meant',
     ),
   ),
+  # What transformers calls `Gemma3ForSequenceClassification` reads images too.
+  classifier='Gemma3TextForSequenceClassification',
   windows=lambda fields, layer: (
     (layer + 1) % fields['sliding_window_pattern'] > 0
   ),
@@ -372,6 +380,8 @@ FAMILIES = (
     'LlamaForCausalLM',
     'llama',
     _LLAMA,
+    classifier='LlamaForSequenceClassification',
+    gguf=('llama', llama_cpp(interleaved=True)),
     fixed=dict(
       **_ATTENTION_BIAS,
       mlp_bias=(False, 'an MLP with biases is not computed here'),
@@ -381,12 +391,15 @@ FAMILIES = (
     'MistralForCausalLM',
     'mistral',
     dict(_LLAMA, num_key_value_heads=8, sliding_window=4096),
+    classifier='MistralForSequenceClassification',
     windows=lambda fields, layer: fields['sliding_window'] is not None,
   ),
   Family(
     'Qwen2ForCausalLM',
     'qwen2',
     _QWEN,
+    classifier='Qwen2ForSequenceClassification',
+    gguf=('qwen2', llama_cpp(interleaved=False)),
     windows=_later_windows,
     layer_types=True,
     features=dict(qkv_bias=True),
@@ -395,6 +408,8 @@ FAMILIES = (
     'Qwen3ForCausalLM',
     'qwen3',
     dict(_QWEN, head_dim=128),
+    classifier='Qwen3ForSequenceClassification',
+    gguf=('qwen3', llama_cpp(interleaved=False)),
     fixed=_ATTENTION_BIAS,
     windows=_later_windows,
     layer_types=True,
@@ -415,6 +430,7 @@ FAMILIES = (
       decoder_sparse_step=1,
       mlp_only_layers=(),
     ),
+    classifier='Qwen3MoeForSequenceClassification',
     renamed=dict(num_local_experts='num_experts'),  # since transformers 5
     fixed=dict(
       **_ATTENTION_BIAS,
@@ -435,6 +451,7 @@ FAMILIES = (
       final_logit_softcapping=30.0,
       attn_logit_softcapping=50.0,
     ),
+    classifier='Gemma2ForSequenceClassification',
     fixed=dict(**_ATTENTION_BIAS, **_BOTH_WAYS),
     windows=lambda fields, layer: layer % 2 == 0,
     layer_types=True,
@@ -449,6 +466,7 @@ FAMILIES = (
     _GEMMA3,
     architecture='Gemma3ForConditionalGeneration',
     model_type='gemma3',
+    classifier=None,
     inside='text_config',
     written_as='Gemma3ForCausalLM',
     prefixes=(
@@ -499,11 +517,11 @@ class Parameter:
 
   Attributes:
     path: Where it is in the tree.
-    shape: Of one layer's share.
+    shape: The shape of one layer's share.
     layers: The numbers of its layers, in the order of the first axis; None if
       it has no such axis.
     names: The names of the tensors of each layer, or of the whole.
-    layout: Of each of these.
+    layout: How each of these tensors is laid out.
   """
 
   path: tuple[str, ...]
@@ -514,17 +532,17 @@ class Parameter:
 
   @property
   def stored_shape(self) -> tuple[int, ...]:
-    """Of one layer's share, as it is stored; experts are the first axis."""
+    """The shape of one layer's share as stored; experts are the first axis."""
     return self.layout.stored_shape(self.shape)
 
   @property
   def name_shape(self) -> tuple[int, ...]:
-    """Of the tensor of one name."""
+    """The shape of the tensor of one name."""
     return self.stored_shape[int(self.layout.experts) :]
 
   @property
-  def is_matrix(self) -> bool:
-    """Whether it is stored with two axes, and not a scale or a bias."""
+  def has_two_axes(self) -> bool:
+    """Whether it is stored with two axes: it is no scale and no bias."""
     return len(self.name_shape) > 1
 
 

@@ -12,19 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax.models.weights import config_json
-from grpo_jax.models.weights import families as tensors_lib
+from grpo_jax.models.weights import families
 from grpo_jax.models.weights.safetensors import Stored
 
 # How many entries are made float32 at once: what the package holds besides its
 # result is a few times as much.
 _PIECE = 1 << 20
-
-ARCHITECTURES = {
-  'llama': ('LlamaForCausalLM', tensors_lib.llama_cpp(interleaved=True)),
-  'qwen2': ('Qwen2ForCausalLM', tensors_lib.llama_cpp(interleaved=False)),
-  'qwen3': ('Qwen3ForCausalLM', tensors_lib.llama_cpp(interleaved=False)),
-}
-"""From GGUF's name of an architecture to Hugging Face's, and its tensors."""
 
 
 class Gguf:
@@ -150,7 +143,7 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
   """Raises a ValueError that names a field with a value which means nothing.
 
   Args:
-    path: Of the file.
+    path: The file.
     metadata: All fields.
     name: What the fields of the model begin with.
   """
@@ -167,7 +160,16 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
       )
 
 
-def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
+def _families() -> dict[str, tuple[str, families.Tensors]]:
+  """From GGUF's name of an architecture to Hugging Face's, and its tensors."""
+  return {
+    row.gguf[0]: (row.architecture, row.gguf[1])
+    for row in families.FAMILIES
+    if row.gguf
+  }
+
+
+def described(model: Gguf) -> tuple[dict[str, Any], families.Tensors]:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
   Args:
@@ -181,10 +183,11 @@ def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
   """
   metadata, path = model.metadata, model.path
   name = metadata.get('general.architecture')
-  if name not in ARCHITECTURES:
+  rows = _families()
+  if name not in rows:
     raise ValueError(
       f'{path} has the architecture {name!r}; of GGUF files, these are read '
-      f'here: {", ".join(ARCHITECTURES)}. Give one of them, or the model as a '
+      f'here: {", ".join(rows)}. Give one of them, or the model as a '
       'Hugging Face folder.'
     )
 
@@ -230,7 +233,7 @@ def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
       f'{path} has {", ".join(unread)}, of which the meaning is not read from '
       'GGUF files here; give the model as a Hugging Face folder.'
     )
-  architecture, tensors = ARCHITECTURES[name]
+  architecture, tensors = rows[name]
   fields = dict(
     architectures=[architecture],
     vocab_size=model.tensors['token_embd.weight'].shape[0],

@@ -28,15 +28,9 @@ import numpy as np
 from grpo_jax.config import gguf_files
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights import config_json as config_json_lib
+from grpo_jax.models.weights import families
 from grpo_jax.models.weights import gguf
 from grpo_jax.models.weights import safetensors
-from grpo_jax.models.weights.families import FAMILIES
-from grpo_jax.models.weights.families import Family
-from grpo_jax.models.weights.families import Layout
-from grpo_jax.models.weights.families import Parameter
-from grpo_jax.models.weights.families import Tensors
-from grpo_jax.models.weights.families import parameters
-from grpo_jax.models.weights.safetensors import Stored
 
 Array = jax.Array
 
@@ -51,15 +45,15 @@ class Source:
     tensors: Under which names the parameters are stored, and how they are laid
       out.
     stored: What is stored, by the names in `tensors`.
-    reader: Of what is stored; None if only the shape was asked for.
+    reader: Reads what is stored; None if only the shape was asked for.
     folder: Where the files of its tokenizer lie; None for a GGUF file, which
       holds its tokenizer itself.
   """
 
   path: pathlib.Path
   config_json: Mapping[str, Any]
-  tensors: Tensors
-  stored: Mapping[str, Stored]
+  tensors: families.Tensors
+  stored: Mapping[str, safetensors.Stored]
   reader: safetensors.Reader | None
   folder: pathlib.Path | None = None
 
@@ -178,7 +172,7 @@ def _from_folder(
   Args:
     folder: Absolute.
     config_json: Its description.
-    needs_weights: See `source`.
+    needs_weights: Whether it must hold weights.
   """
   row = config_json_lib.family_of(config_json)
   if not needs_weights:
@@ -194,7 +188,7 @@ def _from_folder(
   return Source(folder, config_json, row.tensors, stored, reader, folder)
 
 
-def _meant(row: Family, name: str) -> str:
+def _meant(row: families.Family, name: str) -> str:
   """The name of a tensor in the table, from its name in the files."""
   for prefix, meant in row.prefixes:
     if name.startswith(prefix):
@@ -214,24 +208,12 @@ _WEIGHT = 'score.weight'
 # model is a language model whose output layer has one row, `score.weight`
 # [1,width]. It is read at the last token of a text.
 
-# The architecture of each family's classifier -> that of its language model.
-_ARCHITECTURES = {
-  family.architecture.replace(
-    'ForCausalLM', 'ForSequenceClassification'
-  ): family.architecture
-  for family in FAMILIES
-  if family.architecture.endswith('ForCausalLM')
-}
-# What transformers calls `Gemma3ForSequenceClassification` reads images too.
-_ARCHITECTURES['Gemma3TextForSequenceClassification'] = 'Gemma3ForCausalLM'
-del _ARCHITECTURES['Gemma3ForSequenceClassification']
-
 
 class Classifier(NamedTuple):
   """A reward model, of which only the description has been read.
 
   Attributes:
-    source: Of all but the last layer, for `load`.
+    source: All but the last layer, for `load`.
     pad_id: The id that ends no text: the score is read at the last token that
       is another. None if `config.json` names none.
   """
@@ -273,12 +255,13 @@ def classifier(path: str | os.PathLike[str]) -> Classifier:
     )
   config_json = _described(folder)
   named = config_json_lib.architecture_of(config_json)
-  if named not in (*_ARCHITECTURES,):  # it may be no text
+  rows = {row.classifier: row for row in families.FAMILIES if row.classifier}
+  if named not in list(rows):  # it may be no text
     raise ValueError(
       f'{folder} holds the architecture {named!r}, which is no reward model'
-      f' that is built here; give one of {", ".join(_ARCHITECTURES)}.'
+      f' that is built here; give one of {", ".join(rows)}.'
     )
-  meant = {**config_json, 'architectures': [_ARCHITECTURES[named]]}
+  meant = {**config_json, 'architectures': [rows[named].architecture]}
   source = _from_folder(folder, meant, needs_weights=True)
   stored = dict(source.stored)
   head = stored.pop(_WEIGHT, None)
@@ -303,7 +286,7 @@ def load(
   """The parameters of a pretrained model.
 
   Args:
-    source: See `source`.
+    source: The model, opened.
     config: Its `config`, or one that differs in how the model is computed.
     place: A tree of `NamedSharding`, as `sharding.of_params` makes it. None
       puts everything on the first device.
@@ -318,7 +301,7 @@ def load(
     ValueError: A tensor is missing, is one too many, or has another shape than
       the model says; or `dtype` would lose bits of the weights.
   """
-  wanted, tree = parameters(config, source.tensors)
+  wanted, tree = families.parameters(config, source.tensors)
   _check_names(source, config, wanted)
   _check_each(source, wanted, dtype, rounded)
   structure = jax.tree.structure(tree)
@@ -333,12 +316,12 @@ def load(
 
 def _load(
   source: Source,
-  parameter: Parameter,
+  parameter: families.Parameter,
   dtype: np.dtype,
   place: NamedSharding | None,
 ) -> Array:
   """One parameter, all its layers."""
-  if not parameter.is_matrix:
+  if not parameter.has_two_axes:
     dtype = np.dtype(np.float32)
   layout = _crossing(parameter.layout)
   write = _compiled(layout, parameter.shape, dtype, place)
@@ -365,7 +348,7 @@ def _load(
   return stack
 
 
-def _crossing(layout: Layout) -> Layout:
+def _crossing(layout: families.Layout) -> families.Layout:
   """The layout in which a tensor is put onto the devices.
 
   As it is stored; but on a CPU, XLA's transposition takes four times as long as
@@ -378,17 +361,17 @@ def _crossing(layout: Layout) -> Layout:
 
 def _read(
   source: Source,
-  parameter: Parameter,
+  parameter: families.Parameter,
   names: tuple[str, ...],
-  layout: Layout,
+  layout: families.Layout,
   place: NamedSharding | None,
 ) -> Array:
   """The tensors of one layer's parameter, on the devices.
 
   Args:
-    source: See `load`.
+    source: The model, opened.
     parameter: The parameter.
-    names: Of its tensors: one, or one of each expert.
+    names: The names of its tensors: one, or one of each expert.
     layout: That of the result, from `_crossing`.
     place: Where the parameter is to be.
 
@@ -439,7 +422,7 @@ def _common_axis(group: tuple[Any, ...]) -> Any:
 
 @functools.lru_cache(maxsize=256)  # one for all that are alike
 def _compiled(
-  layout: Layout,
+  layout: families.Layout,
   shape: tuple[int, ...],
   dtype: np.dtype,
   place: NamedSharding | None,
@@ -459,7 +442,7 @@ def _compiled(
 
 
 def _check_names(
-  source: Source, config: ModelConfig, wanted: list[Parameter]
+  source: Source, config: ModelConfig, wanted: list[families.Parameter]
 ) -> None:
   """Whether the source has each tensor that is wanted, and no other."""
   needed = {name for one in wanted for names in one.names for name in names}
@@ -485,7 +468,7 @@ def _some(names: list[str]) -> str:
 
 
 def _check_each(
-  source: Source, wanted: list[Parameter], dtype: str, rounded: bool
+  source: Source, wanted: list[families.Parameter], dtype: str, rounded: bool
 ) -> None:
   """Whether every tensor has its shape, and keeps its bits."""
   if dtype not in ('float32', 'bfloat16'):
@@ -502,7 +485,7 @@ def _check_each(
           f'model needs {one.name_shape}; give files that belong to the '
           'config.json.'
         )
-      if rounded or not one.is_matrix or dtype == 'float32':
+      if rounded or not one.has_two_axes or dtype == 'float32':
         continue
       if stored.dtype != jnp.bfloat16:
         raise ValueError(

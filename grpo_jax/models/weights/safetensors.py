@@ -191,7 +191,7 @@ def write(
     folder: Where to.
     tensors: The name and shape of each, in the order of writing.
     arrays: Their values, of `dtype`, in the same order; read one by one.
-    dtype: Of all tensors.
+    dtype: The dtype of all tensors.
     shard_bytes: No file has more bytes of tensors, but for one with a single
       tensor that has more itself.
   """
@@ -224,10 +224,10 @@ def write_file(
   """Writes one file.
 
   Args:
-    path: Of the file.
+    path: The file.
     tensors: The name and shape of each.
     arrays: Their values, of `dtype`; no more are taken than there are tensors.
-    dtype: Of all tensors.
+    dtype: The dtype of all tensors.
   """
   dtype, values = np.dtype(dtype), iter(arrays)
   with open(path, 'wb') as file:

@@ -24,9 +24,6 @@ from grpo_jax.models.transformer import Transformer
 from grpo_jax.models.weights import config_json
 from grpo_jax.models.weights import families
 from grpo_jax.models.weights import safetensors
-from grpo_jax.models.weights.families import Layout
-from grpo_jax.models.weights.families import Parameter
-from grpo_jax.models.weights.families import parameters
 from grpo_jax.models.weights.reading import Source
 
 Array = jax.Array
@@ -103,7 +100,7 @@ def save(
     )
   described = _described(config, source, dtype, fields or {})
   row = families.family(described['architectures'][0])
-  wanted, _ = parameters(config, row.tensors)
+  wanted, _ = families.parameters(config, row.tensors)
   _check(params, jax.eval_shape(Transformer(config).init, jax.random.key(0)))
   leaves, adapters = _parts(config, params)
   tensors = [
@@ -200,7 +197,7 @@ def _check(params: Mapping[str, Any], tree: Any) -> None:
 
 
 def _arrays(
-  wanted: list[Parameter],
+  wanted: list[families.Parameter],
   leaves: list[Any],
   adapters: list[tuple[Array, Array] | None],
   low_rank: LowRank | None,
@@ -233,7 +230,7 @@ def _take(
   adapter: tuple[Array, Array] | None,
   layer: int | None,
   *,
-  layout: Layout,
+  layout: families.Layout,
   dtype: np.dtype,
   place: NamedSharding | None,
   low_rank: LowRank | None,
@@ -246,7 +243,7 @@ def _take(
     )
   if adapter is not None:
     assert low_rank is not None
-    leaf = lora.adapted(leaf, *adapter, low_rank)
+    leaf = lora.add_adapter(leaf, *adapter, low_rank)
   stored = layout.encode(leaf, jnp.dtype(dtype))
   return (
     stored if place is None else lax.with_sharding_constraint(stored, place)
@@ -276,7 +273,7 @@ def save_adapter(
     params: The trained part of its parameters; other parameters may be there
       too, and are not written.
     base: The folder of the model without adapters, as `peft` is to find it.
-    dtype: Of the file: `'float32'` or `'bfloat16'`.
+    dtype: The dtype of the file: `'float32'` or `'bfloat16'`.
     architecture: Of the model without adapters, as the `config.json` in `base`
       names it: tensors have the names of the modules of this class. None: the
       first that can express it.
@@ -296,7 +293,7 @@ def save_adapter(
   row = families.family(architecture or written['architectures'][0])
   low = _adapters(params)
   tensors, arrays, modules = [], [], []
-  for one in parameters(plain, row.tensors)[0]:
+  for one in families.parameters(plain, row.tensors)[0]:
     if one.path not in low:
       continue
     found = [row.module(names[0]) for names in one.names]
@@ -365,7 +362,12 @@ def _targets(
 
 
 def _pairs(
-  one: Parameter, modules: list[str], a: Any, b: Any, rank: int, dtype: str
+  one: families.Parameter,
+  modules: list[str],
+  a: Any,
+  b: Any,
+  rank: int,
+  dtype: str,
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], np.ndarray]]:
   """A and B of each layer: the name and shape of a tensor, and its values."""
   for i, module in enumerate(modules):

@@ -271,11 +271,14 @@ def _model_and_engine(
     ),
   )
   if own is not None:
-    model = build_model.drawing_tokens_of(own.model, tokenizer)
+    unused = tokenizer.unused_ids(own.model.vocab_size)
+    model = own.model.drawing_without(unused)
     build_model.check_own(model, config, tokenizer.vocab_size)
     return model, engines.PlainEngine(model, **options)
   model = build_model.transformer(config, tokenizer.vocab_size)
-  model = build_model.drawing_tokens_of(model, tokenizer)
+  # Its embedding may have more rows than there are tokens. Sampler and learner
+  # both leave these ids out, so that they agree on every log-probability.
+  model = model.drawing_without(tokenizer.unused_ids(model.vocab_size))
   limits.check_model(config, model.config, mesh)
   if trains:
     limits.check_memory(config, model, mesh)

@@ -258,21 +258,6 @@ def check_own(model: foreign.Foreign, config: Config, vocab_size: int) -> None:
       raise ValueError(text)
 
 
-def drawing_tokens_of(model: Any, tokenizer: data.Tokenizer) -> Any:
-  """The model as a policy that draws no id which its tokenizer lacks.
-
-  Its embedding may have more rows than there are tokens. Sampler and learner
-  both leave these ids out, so that they agree on every log-probability.
-  """
-  if isinstance(model, models.Transformer):
-    unused = tokenizer.unused_ids(model.config.vocab_size)
-    shape = dataclasses.replace(model.config, unused_ids=unused)
-    return models.Transformer(shape)
-  unused = tokenizer.unused_ids(model.vocab_size)
-  # Programs are compiled for the very object, so it is kept if it can be.
-  return dataclasses.replace(model, unused_ids=unused) if unused else model
-
-
 def context_tokens(path: str) -> int | None:
   """How many tokens the model of `model.path` was made for.
 
@@ -495,7 +480,7 @@ def _read_run(
   # beside them are bfloat16.
   whole = jax.tree.map(lambda x: x.astype(dtype), saved.params)
   adapters = saved.model.config.lora
-  return whole if adapters is None else lora.merged(whole, adapters)
+  return whole if adapters is None else lora.merge(whole, adapters)
 
 
 class Policy(NamedTuple):

@@ -144,7 +144,7 @@ def test_adapters_are_added_to_their_weights(name, tmp_path):
   low = models.LowRank(2, 4.0, ('attention/*', 'mlp/up'))
   config = dataclasses.replace(one.model.config, lora=low)
   params = tiny.params(models.Transformer(config))  # both factors are off 0
-  merged = lora.merged(params, low)
+  merged = lora.merge(params, low)
   plain = dataclasses.replace(config, lora=None)
   weights.save(tmp_path / 'merged', plain, merged)
   weights.save(tmp_path / 'device', config, params)
