@@ -14,7 +14,6 @@ from rich.text import Text
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
 from grpo_jax.monitor import view as view_lib
-from grpo_jax.monitor.formatting import Sample
 
 _FRAMES_PER_SEC = 2
 _WARNINGS = 3  # that stay in the frame
@@ -94,7 +93,10 @@ class Rich:
       self._print(formatting.took(doing, formatting.seconds(secs)), 'dim')
 
   def write(
-    self, step: int, scalars: table.Scalars, samples: Sequence[Sample]
+    self,
+    step: int,
+    scalars: table.Scalars,
+    samples: Sequence[formatting.Sample],
   ) -> None:
     """Shows a rollout's numbers and samples."""
     self._scalars = table.kept(self._scalars, scalars)
