@@ -99,11 +99,11 @@ class Rich:
     samples: Sequence[formatting.Sample],
   ) -> None:
     """Shows a rollout's numbers and samples."""
-    self._scalars = table.kept(self._scalars, scalars)
+    self._scalars = table.with_last(self._scalars, scalars)
     graded = bool(self._scalars.get('heldout_graded'))
     graded |= table.HELDOUT_REWARD in self._curves  # of an earlier start
     if graded:
-      self._curves = table.called_reward(self._curves)
+      self._curves = table.without_accuracy(self._curves)
     self._show(
       'rollout',
       step,
@@ -118,7 +118,7 @@ class Rich:
   ) -> None:
     """Shows the numbers of a step that is no rollout, as in the warm-up."""
     named = {
-      table.demonstrated(name): value
+      table.warm_up_label(name): value
       for name, value in scalars.items()
       if value is not None
     }

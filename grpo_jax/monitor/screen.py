@@ -116,7 +116,7 @@ class Plain(Display):
   ) -> None:
     """Prints a rollout's numbers, if this rollout is one of those printed."""
     self._pace.tick(step)
-    self._known = table.kept(self._known, scalars)
+    self._known = table.with_last(self._known, scalars)
     evaluated = 'heldout_accuracy' in scalars
     first, self._begun = not self._begun or step == 1, True
     last = step == self._total
@@ -162,7 +162,7 @@ class Plain(Display):
     tenth = label, _PROGRESS_LINES * step // total if total else _PROGRESS_LINES
     before, self._tenth = self._tenth, tenth
     if tenth[1] and tenth != before:
-      named = {table.demonstrated(k): v for k, v in scalars.items()}
+      named = {table.warm_up_label(k): v for k, v in scalars.items()}
       self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))
 
   def warn(self, step: int | None, text: str) -> None:

@@ -248,7 +248,7 @@ class HttpJudge:
         outcomes[row] = self._outcome(_chat_client.Answer(*kept), 0.0)
         self.counts['cached'] += 1
     if asked:
-      for rows, answer, secs in await self._asked(asked, bodies, keys):
+      for rows, answer, secs in await self._ask_all(asked, bodies, keys):
         for row in rows:
           outcomes[row] = self._outcome(answer, secs)
     for outcome in outcomes:
@@ -287,7 +287,7 @@ class HttpJudge:
     parameters = _shared.plain(self.parameters)
     return {'model': self.model, 'messages': messages, **parameters}
 
-  async def _asked(
+  async def _ask_all(
     self,
     asked: Mapping[Any, list[int]],
     bodies: Sequence[dict[str, Any]],
@@ -351,7 +351,7 @@ class HttpJudge:
 
 
 def _check_settings(**settings: Any) -> None:
-  _made(json.dumps(_shared.plain(settings), sort_keys=True))
+  _judge_for(json.dumps(_shared.plain(settings), sort_keys=True))
 
 
 @_base.bounded  # it has limits of its own
@@ -423,7 +423,7 @@ async def http_judge(
     ValueError: A setting is wrong, the key is not in the environment, or the
       server refuses key or model.
   """
-  judge = _made(json.dumps(_shared.plain(settings), sort_keys=True))
+  judge = _judge_for(json.dumps(_shared.plain(settings), sort_keys=True))
   return await judge(prompts, completions, examples)
 
 
@@ -440,7 +440,7 @@ vars(http_judge)['__signature__'] = _settings_as_arguments()
 
 
 @functools.lru_cache(maxsize=64)
-def _made(settings: str) -> HttpJudge:
+def _judge_for(settings: str) -> HttpJudge:
   """One judge for the same settings, so that limits and cache last."""
   return HttpJudge(**json.loads(settings))
 
