@@ -132,10 +132,6 @@ class Pace:
     if step > 0:
       self._step, self._time = step, now
 
-  def last(self) -> float | None:
-    """Seconds of the last step; None before the second."""
-    return self._durations[-1] if self._durations else None
-
   def left(self) -> float | None:
     """Seconds to the end of the run; None before the second step."""
     if self._step is None or not self._durations:

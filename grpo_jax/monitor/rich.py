@@ -14,7 +14,6 @@ from rich.text import Text
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
 from grpo_jax.monitor import view as view_lib
-from grpo_jax.monitor.formatting import Sample
 
 _FRAMES_PER_SEC = 2
 _WARNINGS = 3  # that stay in the frame
@@ -94,14 +93,17 @@ class Rich:
       self._print(formatting.took(doing, formatting.seconds(secs)), 'dim')
 
   def write(
-    self, step: int, scalars: table.Scalars, samples: Sequence[Sample]
+    self,
+    step: int,
+    scalars: table.Scalars,
+    samples: Sequence[formatting.Sample],
   ) -> None:
     """Shows a rollout's numbers and samples."""
-    self._scalars = table.kept(self._scalars, scalars)
+    self._scalars = table.with_last(self._scalars, scalars)
     graded = bool(self._scalars.get('heldout_graded'))
     graded |= table.HELDOUT_REWARD in self._curves  # of an earlier start
     if graded:
-      self._curves = table.called_reward(self._curves)
+      self._curves = table.without_accuracy(self._curves)
     self._show(
       'rollout',
       step,
@@ -116,7 +118,7 @@ class Rich:
   ) -> None:
     """Shows the numbers of a step that is no rollout, as in the warm-up."""
     named = {
-      table.demonstrated(name): value
+      table.warm_up_label(name): value
       for name, value in scalars.items()
       if value is not None
     }

@@ -19,18 +19,12 @@ from typing import Protocol
 from grpo_jax.config import plain_text
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
-from grpo_jax.monitor.formatting import Sample
-from grpo_jax.monitor.formatting import escape
-from grpo_jax.monitor.formatting import shorten
-from grpo_jax.monitor.table import About
-from grpo_jax.monitor.table import History
-from grpo_jax.monitor.table import Scalars
 
 
 class Display(Protocol):
   """What `Screen` draws on."""
 
-  def remember(self, history: History) -> None:
+  def remember(self, history: table.History) -> None:
     """Takes the history of the run, which may be drawn from now on."""
 
   def begin(self, doing: str, first: bool) -> None:
@@ -45,7 +39,10 @@ class Display(Protocol):
     """What `begin` announced is done; it took `secs` seconds."""
 
   def write(
-    self, step: int, scalars: Scalars, samples: Sequence[Sample]
+    self,
+    step: int,
+    scalars: table.Scalars,
+    samples: Sequence[formatting.Sample],
   ) -> None:
     """One rollout is done."""
 
@@ -53,7 +50,7 @@ class Display(Protocol):
     """A line of text, or several."""
 
   def progress(
-    self, label: str, step: int, total: int, scalars: Scalars
+    self, label: str, step: int, total: int, scalars: table.Scalars
   ) -> None:
     """One step of something that is not counted in rollouts: the warm-up."""
 
@@ -74,28 +71,26 @@ _PROMPT, _COMPLETION = 60, 120  # columns of a sample in a plain log
 _ANNOUNCED_SECS = 2.0  # what takes longer is announced before it is done
 
 
-class Plain:
+class Plain(Display):
   """Lines on standard error, for logs.
 
   A run of up to 200 rollouts has a line for each; a longer one about 200 lines,
   and always the first, the last and those of evaluations. The first, the last
-  and evaluations show everything that the live display shows, and samples.
+  and evaluations show everything that the live display shows, and samples. The
+  history is not shown.
 
   Args:
     about: What is known of the run.
   """
 
-  def __init__(self, about: About):
+  def __init__(self, about: table.About):
     self._about, self._total = about, about.total_steps
     self._every = max(1, math.ceil(self._total / _LINES))
     self._pace = formatting.Pace(self._total)
     self._begun = False
-    self._known: Scalars = {}
+    self._known: table.Scalars = {}
     self._tenth = '', 0  # what `progress` was last told: label, tenths done
     self._announcement = threading.Timer(0, lambda: None)
-
-  def remember(self, history: History) -> None:
-    """Does nothing, because a line shows one rollout and no history."""
 
   def begin(self, doing: str, first: bool) -> None:
     """Announces what is being done, the first time, if it takes two seconds."""
@@ -114,11 +109,14 @@ class Plain:
       self.line(formatting.took(doing, formatting.seconds(secs)))
 
   def write(
-    self, step: int, scalars: Scalars, samples: Sequence[Sample]
+    self,
+    step: int,
+    scalars: table.Scalars,
+    samples: Sequence[formatting.Sample],
   ) -> None:
     """Prints a rollout's numbers, if this rollout is one of those printed."""
     self._pace.tick(step)
-    self._known = table.kept(self._known, scalars)
+    self._known = table.with_last(self._known, scalars)
     evaluated = 'heldout_accuracy' in scalars
     first, self._begun = not self._begun or step == 1, True
     last = step == self._total
@@ -138,8 +136,8 @@ class Plain:
     for heading, rows in groups.items():
       self.line(f'  {heading}: {", ".join(map(_fact, rows))}')
     for sample in samples if evaluated else ():
-      prompt = shorten(sample.prompt, _PROMPT)
-      completion = shorten(sample.completion, _COMPLETION)
+      prompt = formatting.shorten(sample.prompt, _PROMPT)
+      completion = formatting.shorten(sample.completion, _COMPLETION)
       self.line(
         f'  sample  reward {sample.reward:.3f}  {prompt} -> {completion}'
       )
@@ -156,7 +154,7 @@ class Plain:
       self.line(f'  {doing} ...')
 
   def progress(
-    self, label: str, step: int, total: int, scalars: Scalars
+    self, label: str, step: int, total: int, scalars: table.Scalars
   ) -> None:
     """Prints about ten steps: the first one seen in each tenth of the total."""
     # Tenths that are over, not multiples of a tenth, because only every tenth
@@ -164,7 +162,7 @@ class Plain:
     tenth = label, _PROGRESS_LINES * step // total if total else _PROGRESS_LINES
     before, self._tenth = self._tenth, tenth
     if tenth[1] and tenth != before:
-      named = {table.demonstrated(k): v for k, v in scalars.items()}
+      named = {table.warm_up_label(k): v for k, v in scalars.items()}
       self.line('  '.join([f'{label} {step}/{total}', *_pairs(named)]))
 
   def warn(self, step: int | None, text: str) -> None:
@@ -227,7 +225,7 @@ class Screen:
     """
     new = doing not in self._seen
     self._seen.add(doing)
-    said = escape(first if new and first else doing)
+    said = formatting.escape(first if new and first else doing)
     start = time.monotonic()
     self._show(lambda display: display.begin(said, new))
     yield
@@ -239,7 +237,7 @@ class Screen:
   def line(self, text: str) -> None:
     """Shows something to know, in one line or several."""
     # Line by line, because `escape` would show a line break as \n.
-    escaped = '\n'.join(map(escape, text.split('\n')))
+    escaped = '\n'.join(map(formatting.escape, text.split('\n')))
     self._show(lambda display: display.line(escaped))
 
   def fact(self, name: str, text: str) -> None:
@@ -248,24 +246,27 @@ class Screen:
 
   def warn(self, step: int | None, text: str) -> None:
     """Shows a warning, made into one line, which stays visible."""
-    escaped = escape(' '.join(text.split()))
+    escaped = formatting.escape(' '.join(text.split()))
     self._show(lambda display: display.warn(step, escaped))
 
   def write(
-    self, step: int, scalars: Scalars, samples: Sequence[Sample]
+    self,
+    step: int,
+    scalars: table.Scalars,
+    samples: Sequence[formatting.Sample],
   ) -> None:
     """Shows one rollout; see `Monitor.write`."""
     named = _escaped(scalars)
     self._show(lambda display: display.write(step, named, samples))
 
   def progress(
-    self, label: str, step: int, total: int, scalars: Scalars
+    self, label: str, step: int, total: int, scalars: table.Scalars
   ) -> None:
     """Shows one step that is no rollout; see `Monitor.progress`."""
     named = _escaped(scalars)
     self._show(lambda display: display.progress(label, step, total, named))
 
-  def remember(self, history: History) -> None:
+  def remember(self, history: table.History) -> None:
     """Gives the display the history of the run."""
     self._show(lambda display: display.remember(history))
 
@@ -301,7 +302,7 @@ class Screen:
     # Closed first, because standard error may go through the live display.
     with contextlib.suppress(Exception):
       failed.close()
-    said = escape(' '.join(plain_text.named(error).split()))
+    said = formatting.escape(' '.join(plain_text.named(error).split()))
     with contextlib.suppress(Exception):
       print(
         f'warning: the display failed ({said}); the run goes on and {then}.',
@@ -310,9 +311,9 @@ class Screen:
       )
 
 
-def _escaped(scalars: Scalars) -> Scalars:
+def _escaped(scalars: table.Scalars) -> table.Scalars:
   """Scalars whose names, as those of rewards, tell a terminal nothing."""
-  return {escape(name): value for name, value in scalars.items()}
+  return {formatting.escape(name): value for name, value in scalars.items()}
 
 
 def quiet(*_) -> Screen:
@@ -325,7 +326,7 @@ def fact_line(name: str, text: str) -> str:
   return f'  {name:9} {text}'
 
 
-def display_for(mode: str, about: About) -> Display:
+def display_for(mode: str, about: table.About) -> Display:
   """The display that a config asks for.
 
   Args:

@@ -229,7 +229,7 @@ HELDOUT_REWARD = 'held-out mean reward'
 _ORDER = ('reward', _HELDOUT, HELDOUT_REWARD, 'tokens per second')
 
 
-def called_reward(curves: Mapping[str, _CurveT]) -> dict[str, _CurveT]:
+def without_accuracy(curves: Mapping[str, _CurveT]) -> dict[str, _CurveT]:
   """Curves by label, in which no mean of held-out rewards is an accuracy."""
   return {
     HELDOUT_REWARD if label == _HELDOUT else label: curve
@@ -293,7 +293,7 @@ def tokens_per_sec(scalars: Scalars) -> float | None:
   return speed * sampling / both if sampling and both else speed
 
 
-def demonstrated(name: str) -> str:
+def warm_up_label(name: str) -> str:
   """A metric of the warm-up, in words."""
   return {
     'loss': 'loss, nats per token',
@@ -301,7 +301,7 @@ def demonstrated(name: str) -> str:
   }.get(name, name)
 
 
-def kept(before: Scalars, scalars: Scalars) -> dict[str, float | None]:
+def with_last(before: Scalars, scalars: Scalars) -> dict[str, float | None]:
   """The metrics, and the last values of those not measured this time."""
   last = {k: v for k, v in before.items() if k in _NOW_AND_THEN}
   return {**last, **{k: v for k, v in scalars.items() if v is not None}}

@@ -13,9 +13,6 @@ from rich.text import Text
 
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import table
-from grpo_jax.monitor.formatting import Points
-from grpo_jax.monitor.formatting import Sample
-from grpo_jax.monitor.formatting import shorten
 
 _MOST_POINTS = 2000  # of a curve; more than a terminal has columns
 _BARS = ' ▁▂▃▄▅▆▇█'
@@ -47,7 +44,7 @@ class Tile(NamedTuple):
 
   label: str
   value: float | None  # None: not measured yet
-  points: Points = ()
+  points: formatting.Points = ()
   more: str = ''  # such as the best value so far
 
 
@@ -124,7 +121,7 @@ class Series(NamedTuple):
   as many rollouts.
   """
 
-  points: Points = ()
+  points: formatting.Points = ()
   every: int = 1  # values in the mean of a point
   last: int = 1  # values in the mean of the last point
   best: float | None = None  # highest of the values, which a mean would hide
@@ -157,7 +154,7 @@ class Series(NamedTuple):
     return Series(points, every, last, best)
 
 
-def columns(points: Points, width: int) -> list[float]:
+def columns(points: formatting.Points, width: int) -> list[float]:
   """One value for each column of a curve over the rollouts.
 
   Args:
@@ -213,7 +210,7 @@ def tile(
 
 
 def _with_scale(
-  points: Points, width: int, height: int, axis: str
+  points: formatting.Points, width: int, height: int, axis: str
 ) -> list[Text]:
   """A curve, its extremes beside it, its first and last rollout below it."""
   if len(points) < 2:
@@ -265,7 +262,7 @@ class View(NamedTuple):
   doing_secs: float | None = None  # for how long
   tiles: Sequence[Tile] = ()  # what matters most
   groups: Mapping[str, Sequence[table.Shown]] = {}  # the rest, by heading
-  samples: Sequence[Sample] = ()
+  samples: Sequence[formatting.Sample] = ()
   note: str = ''  # what a reader of the samples must know
   warnings: Sequence[str] = ()  # oldest first
   elapsed: float = 0.0  # seconds
@@ -393,7 +390,7 @@ def _head(view: View, width: int) -> list[Text]:
     secs = view.doing_secs
     clock = '' if secs is None else f'  {formatting.seconds(secs)}'
     room = max(9, width - _INDENT - len(clock) - 1)
-    line = Text(' ' * _INDENT).append(shorten(view.doing, room))
+    line = Text(' ' * _INDENT).append(formatting.shorten(view.doing, room))
     lines.append(line.append(clock if view.doing else '', 'dim'))
   return lines
 
@@ -534,7 +531,9 @@ def _warnings(warnings: Sequence[str], plan: Plan, width: int) -> list[Text]:
   return lines
 
 
-def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Text]:
+def _samples(
+  samples: Sequence[formatting.Sample], note: str, width: int
+) -> list[Text]:
   """A title, then reward, prompt and completion of each, on one line."""
   if not samples:
     return []
@@ -544,7 +543,9 @@ def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Text]:
     title.append(f' ({note})', 'dim')
   lines = [title]
   room = max(20, width - 2 * _INDENT - _REWARD - len('   → '))
-  prompts = [shorten(s.prompt, int(0.4 * room), cell_len) for s in samples]
+  prompts = [
+    formatting.shorten(s.prompt, int(0.4 * room), cell_len) for s in samples
+  ]
   widest = max(map(cell_len, prompts))
   for sample, prompt in zip(samples, prompts, strict=True):
     lines.append(
@@ -554,7 +555,7 @@ def _samples(samples: Sequence[Sample], note: str, width: int) -> list[Text]:
         '  ',
         (prompt + ' ' * (widest - cell_len(prompt)), 'dim'),
         ' → ',
-        shorten(sample.completion, room - widest, cell_len),
+        formatting.shorten(sample.completion, room - widest, cell_len),
       )
     )
   return lines

@@ -157,7 +157,7 @@ class ChatClient:
     Raises:
       ValueError: httpx2 is not installed.
     """
-    httpx = _httpx()
+    httpx = _import_httpx()
     limits = httpx.Limits(max_connections=requests)
     # Its own time limits start anew with every byte; `_answered` has the limit.
     return httpx.AsyncClient(timeout=None, limits=limits)
@@ -177,7 +177,7 @@ class ChatClient:
     for attempt in range(self.retries + 1):
       try:
         async with self.limits.turn():
-          return await self._answered(opened, data)
+          return await self._ask_once(opened, data)
       except _TryAgain as error:
         reason, wait = error.reason, error.wait_secs
       if attempt == self.retries:
@@ -192,7 +192,7 @@ class ChatClient:
       await _sleep(backoff)
     raise NotAnswered(f'{reason}, {self.retries + 1} times')
 
-  async def _answered(self, opened: Any, data: bytes) -> Answer:
+  async def _ask_once(self, opened: Any, data: bytes) -> Answer:
     """The answer to one request."""
     headers, key = {'Content-Type': 'application/json'}, self.key()
     if key:
@@ -210,14 +210,14 @@ class ChatClient:
               raise NotAnswered(f'an answer of more than {_MOST_BYTES} bytes')
     except TimeoutError as error:
       raise _TryAgain(f'no answer in {self.timeout_secs:g} s') from error
-    except _httpx().RequestError as error:
+    except _import_httpx().RequestError as error:
       name = plain_text.kind(error)
-      said = _shown(plain_text.said(error), key)
+      said = _shorten(plain_text.said(error), key)
       raise _TryAgain(f'{name}: {said}' if said else name) from error
     status = response.status_code
     if status == 200:
-      return _parsed(bytes(received))
-    said = _shown(received.decode(errors='replace'), key)
+      return _parse(bytes(received))
+    said = _shorten(received.decode(errors='replace'), key)
     reason = f'HTTP {status}: {said}' if said else f'HTTP {status}'
     if status in (408, 429) or status >= 500:
       wait = _wait_secs(response.headers.get('Retry-After'))
@@ -231,7 +231,7 @@ class ChatClient:
     raise NotAnswered(reason)
 
 
-def _parsed(received: bytes) -> Answer:
+def _parse(received: bytes) -> Answer:
   """The message in the answer of a server."""
   try:
     choice = json.loads(received)['choices'][0]
@@ -245,7 +245,7 @@ def _parsed(received: bytes) -> Answer:
   return Answer(text, finish == 'length')
 
 
-def _shown(text: str, key: str) -> str:
+def _shorten(text: str, key: str) -> str:
   """The words of a server for a message; some repeat the key."""
   text = text.replace(key, '***') if key else text
   return ' '.join(text[:_SHOWN].split())
@@ -268,7 +268,7 @@ def _wait_secs(header: str | None) -> float | None:
   return max(0.0, secs) if secs < float('inf') else None
 
 
-def _httpx() -> Any:
+def _import_httpx() -> Any:
   try:
     import httpx2
   except ImportError as error:

@@ -248,7 +248,7 @@ class HttpJudge:
         outcomes[row] = self._outcome(_chat_client.Answer(*kept), 0.0)
         self.counts['cached'] += 1
     if asked:
-      for rows, answer, secs in await self._asked(asked, bodies, keys):
+      for rows, answer, secs in await self._ask_all(asked, bodies, keys):
         for row in rows:
           outcomes[row] = self._outcome(answer, secs)
     for outcome in outcomes:
@@ -287,7 +287,7 @@ class HttpJudge:
     parameters = _shared.plain(self.parameters)
     return {'model': self.model, 'messages': messages, **parameters}
 
-  async def _asked(
+  async def _ask_all(
     self,
     asked: Mapping[Any, list[int]],
     bodies: Sequence[dict[str, Any]],
@@ -351,7 +351,7 @@ class HttpJudge:
 
 
 def _check_settings(**settings: Any) -> None:
-  _made(json.dumps(_shared.plain(settings), sort_keys=True))
+  _judge_for(json.dumps(_shared.plain(settings), sort_keys=True))
 
 
 @_base.bounded  # it has limits of its own
@@ -423,7 +423,7 @@ async def http_judge(
     ValueError: A setting is wrong, the key is not in the environment, or the
       server refuses key or model.
   """
-  judge = _made(json.dumps(_shared.plain(settings), sort_keys=True))
+  judge = _judge_for(json.dumps(_shared.plain(settings), sort_keys=True))
   return await judge(prompts, completions, examples)
 
 
@@ -440,7 +440,7 @@ vars(http_judge)['__signature__'] = _settings_as_arguments()
 
 
 @functools.lru_cache(maxsize=64)
-def _made(settings: str) -> HttpJudge:
+def _judge_for(settings: str) -> HttpJudge:
   """One judge for the same settings, so that limits and cache last."""
   return HttpJudge(**json.loads(settings))
 
@@ -454,30 +454,13 @@ def _number(text: str) -> float | None:
 
 def _check(judge: HttpJudge) -> None:
   """Raises a ValueError if a setting is wrong."""
-
-  def require(ok: bool, name: str, needed: str) -> None:
-    if not ok:
-      raise ValueError(
-        f'http_judge has {name}={getattr(judge, name)!r:.200}, but {needed}.'
-      )
-
   parts = urllib.parse.urlsplit(judge.url)
-  require(
-    parts.scheme in ('http', 'https') and bool(parts.hostname),
-    'url',
-    "the base of a server is needed; give one such as 'http://host:8000/v1'",
-  )
-  if '@' in parts.netloc or parts.query:  # not shown: it may hold a password
+  # First, because every other sentence about a url shows it.
+  if '@' in parts.netloc or parts.query:  # it may hold a password
     raise ValueError(
       'The url of http_judge holds a user, a password or a query, but a config'
       ' is saved and shown; give the bare url, and the key by api_key_env.'
     )
-  require(bool(judge.model), 'model', 'a name is needed; give that of a model')
-  require(
-    '{completion}' in judge.template,
-    'template',
-    'the judge must see the completion; write {completion} into it',
-  )
   try:
     groups = re.compile(judge.pattern).groups
   except re.error as error:
@@ -485,27 +468,47 @@ def _check(judge: HttpJudge) -> None:
       f'http_judge has pattern={judge.pattern!r:.200}, which is no regular'
       f' expression ({error}); correct it.'
     ) from error
-  require(groups > 0, 'pattern', 'a group must hold the score; add one')
-  for name in (
-    'lowest', 'highest', 'lowest_reward', 'highest_reward'
-  ):  # fmt: skip
-    require(
-      math.isfinite(getattr(judge, name)), name, 'a finite number is needed'
-    )
-  require(
-    judge.lowest < judge.highest, 'highest', f'lowest is {judge.lowest}; give'
-    ' more',
-  )  # fmt: skip
-  if judge.values is not None:
-    require(
-      all(judge.lowest <= x <= judge.highest for x in judge.values.values()),
+  scores = (judge.values or {}).values()
+  own = [name for name in _OWN if name in judge.parameters]
+  each = lambda ok, names, needed: [
+    (name, ok(getattr(judge, name)), needed) for name in names
+  ]
+  for name, ok, needed in (
+    (
+      'url',
+      parts.scheme in ('http', 'https') and parts.hostname,
+      "the base of a server is needed; give one such as 'http://host:8000/v1'",
+    ),
+    ('model', judge.model, 'a name is needed; give that of a model'),
+    (
+      'template',
+      '{completion}' in judge.template,
+      'the judge must see the completion; write {completion} into it',
+    ),
+    ('pattern', groups > 0, 'a group must hold the score; add one'),
+    *each(math.isfinite, _NUMBERS, 'a finite number is needed'),
+    (
+      'highest',
+      judge.lowest < judge.highest,
+      f'lowest is {judge.lowest}; give more',
+    ),
+    (
       'values',
+      all(judge.lowest <= score <= judge.highest for score in scores),
       f'the scores lie from {judge.lowest} to {judge.highest}; change values,'
       ' lowest or highest',
-    )
-  own = [name for name in _OWN if name in judge.parameters]
-  require(not own, 'parameters', f'{", ".join(own)} is set here; leave it out')
-  for name in ('timeout_secs', 'longest_wait_secs', 'concurrency'):
-    require(getattr(judge, name) > 0, name, 'more than 0 is needed')
-  for name in ('retries', 'backoff_secs', 'requests_per_minute'):
-    require(getattr(judge, name) >= 0, name, 'no less than 0 is allowed')
+    ),
+    ('parameters', not own, f'{", ".join(own)} is set here; leave it out'),
+    *each(lambda one: one > 0, _POSITIVE, 'more than 0 is needed'),
+    *each(lambda one: one >= 0, _NOT_NEGATIVE, 'no less than 0 is allowed'),
+  ):
+    if not ok:
+      raise ValueError(
+        f'http_judge has {name}={getattr(judge, name)!r:.200}, but {needed}.'
+      )
+
+
+# What is required of numbers among the settings.
+_NUMBERS = ('lowest', 'highest', 'lowest_reward', 'highest_reward')
+_POSITIVE = ('timeout_secs', 'longest_wait_secs', 'concurrency')
+_NOT_NEGATIVE = ('retries', 'backoff_secs', 'requests_per_minute')

@@ -178,6 +178,8 @@ def test_the_best_is_said_of_held_out_accuracy_alone():
 def test_only_what_is_measured_now_and_then_is_kept():
   before = {'overshoot': 0.25, 'entropy': 0.5}
   now = {'reward': 1.0, 'overshoot_carried': None}
-  assert table.kept(before, now) == {'overshoot': 0.25, 'reward': 1.0}
-  assert table.kept(before, {'overshoot': 0.5}) == {'overshoot': 0.5}
-  assert table.kept({'geometry_within': 1.0}, {}) == {'geometry_within': 1.0}
+  assert table.with_last(before, now) == {'overshoot': 0.25, 'reward': 1.0}
+  assert table.with_last(before, {'overshoot': 0.5}) == {'overshoot': 0.5}
+  assert table.with_last({'geometry_within': 1.0}, {}) == {
+    'geometry_within': 1.0
+  }

@@ -472,6 +472,7 @@ def test_an_answer_that_is_needed_and_missing_is_an_error():
     (dict(url='x'), 'url=.*http://host'),
     (dict(url='ftp://x'), 'url='),
     (dict(url='http://me:secret@x/v1'), 'holds a user'),
+    (dict(url='ftp://me:secret@x/v1'), 'holds a user'),
     (dict(url='http://x/v1?key=secret'), 'holds a user'),
     (dict(model=''), 'model='),
     (dict(template='{prompt}'), 'write {completion}'),

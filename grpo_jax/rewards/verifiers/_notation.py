@@ -2,6 +2,7 @@ r"""Ways to write an answer that math-verify misreads, in ways that it reads."""
 
 import re
 
+from grpo_jax.rewards.verifiers import _shared
 from grpo_jax.rewards.verifiers import _units
 
 _SET = re.compile(
@@ -251,10 +252,6 @@ _WORD_OF_TEN = re.compile(
 _COUNTED = re.compile(
   r'\\(?:text|mathrm|mbox)\s*\{\s*([-\d.,/]*\d)\s+([^{}]*)\}'
 )
-_RAISED = str.maketrans(
-  '\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207f',
-  '0123456789-n',
-)
 _SMALL = re.compile('[\u2070\xb9\xb2\xb3\u2074-\u2079\u207b\u207f]+')
 _SIGNS = {
   '\u00d7': r'\times ', '\u00b7': r'\cdot ', '\u22c5': r'\cdot ',
@@ -265,12 +262,6 @@ _SIGNS = {
 _ROOT_SIGN = re.compile(
   '\u221a\\s*(?:\\(([^()]*)\\)|\\{([^{}]*)\\}|(\\d+|[a-zA-Z]))'
 )
-_VULGAR = {
-  '\u00bd': '12', '\u2153': '13', '\u2154': '23', '\u00bc': '14',
-  '\u00be': '34', '\u2155': '15', '\u2156': '25', '\u2157': '35',
-  '\u2158': '45', '\u2159': '16', '\u215a': '56', '\u215b': '18',
-  '\u215c': '38', '\u215d': '58', '\u215e': '78',
-}  # fmt: skip
 _QUOTIENT = re.compile(
   r'\\[dtc]?frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*([a-zA-Z]?)'
   r'[^{}]{0,20}\}\s*\{\s*(?:d|\\partial)\s*([a-zA-Z])'
@@ -322,13 +313,13 @@ def readable(text: str) -> str:
   return _REPEATING.sub(_fraction, text)
 
 
-def converted(text: str) -> str:
+def convert(text: str) -> str:
   r"""A text with angles in radians, or with its number in base ten.
 
   That is another reading: 30^\circ answers what 30 answers, too, and the number
   of a base what its digits alone answer.
 
-  >>> converted('10110_2'), converted(r'90^\circ')
+  >>> convert('10110_2'), convert(r'90^\circ')
   ('22', '{\\frac{90\\pi}{180}}')
 
   Args:
@@ -407,8 +398,8 @@ def _with_commands(text: str) -> str:
   text = _ROOT_SIGN.sub(
     lambda one: rf'\sqrt{{{one[1] or one[2] or one[3] or ""}}}', text
   )
-  text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
-  for character, (above, below) in _VULGAR.items():
+  text = _SMALL.sub(_shared.as_power, text)
+  for character, (above, below) in _shared.FRACTIONS.items():
     text = text.replace(character, rf'\frac{{{above}}}{{{below}}}')
   for character, command in _SIGNS.items():
     text = text.replace(character, command)
@@ -484,17 +475,17 @@ _JOINED = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*(or|and)\s*\}')
 _ASSIGNED = re.compile(r'\s*([a-zA-Z])\s*=\s*([^=,]+?)\s*')
 
 
-def unnamed(wanted: str, found: str) -> tuple[str, str]:
+def drop_name(wanted: str, found: str) -> tuple[str, str]:
   r"""Two answers, without the name of a value that only one of them gives.
 
-  >>> unnamed('3x^2', "f'(x) = 3x^2"), unnamed('x=1', 'y=1')
+  >>> drop_name('3x^2', "f'(x) = 3x^2"), drop_name('x=1', 'y=1')
   (('3x^2', '3x^2'), ('x=1', 'y=1'))
 
   Args:
     wanted: an answer.
     found: another one.
   """
-  texts = [_turned(wanted), _turned(found)]
+  texts = [_turn_around(wanted), _turn_around(found)]
   for at in (0, 1):
     parts = sides(texts[at])
     if len(parts) != 2 or _RELATION.search(_inner(texts[1 - at])):
@@ -541,7 +532,7 @@ def _inner(text: str) -> str:
   return re.sub(r'\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]', '', text)
 
 
-def _turned(text: str) -> str:
+def _turn_around(text: str) -> str:
   """2 = x as x = 2."""
   found = re.fullmatch(r'\s*([^=a-zA-Z]+)=\s*([a-zA-Z])\s*', text)
   return f'{found[2]}={found[1]}' if found else text
@@ -592,7 +583,7 @@ def interval(text: str) -> str:
   parts = _JOINED.split(text)
   if 'and' in parts[1::2]:
     return text
-  sets = [_solved(part) for part in parts[::2]]
+  sets = [_solve(part) for part in parts[::2]]
   letters = {one[0] for one in sets if one}
   if None in sets or len(letters) != 1:
     return text
@@ -600,7 +591,7 @@ def interval(text: str) -> str:
   return rf'{letter}\in ' + r'\cup '.join(one[1] for one in sets if one)
 
 
-def _solved(text: str) -> tuple[str, str] | None:
+def _solve(text: str) -> tuple[str, str] | None:
   """The letter of an inequality, and the interval of its values."""
   if found := _ABSOLUTE.fullmatch(text):
     letter, sign, size = found.groups()

@@ -34,6 +34,18 @@ DENIED = re.compile(
 _ORDER = r'(?:[<>\u2264\u2265]|\\(?:l|g)(?:t|e|eq|eqslant|eqq)(?![a-zA-Z]))'
 BOUND = re.compile(rf'\s*{_ORDER}')  # one side is missing
 
+# Characters that are fractions: what stands above and below the line.
+FRACTIONS = {
+  '\u00bd': '12', '\u2153': '13', '\u2154': '23', '\u00bc': '14',
+  '\u00be': '34', '\u2155': '15', '\u2156': '25', '\u2157': '35',
+  '\u2158': '45', '\u2159': '16', '\u215a': '56', '\u215b': '18',
+  '\u215c': '38', '\u215d': '58', '\u215e': '78',
+}  # fmt: skip
+_RAISED = str.maketrans(
+  '\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207f',
+  '0123456789-n',
+)
+
 
 class Answer(NamedTuple):
   """One answer that counts as right.
@@ -205,6 +217,11 @@ def last_box(text: str) -> str | None:
     if not depth:
       return text[opening.end() : token.start()]
   return None
+
+
+def as_power(found: re.Match[str]) -> str:
+  """Small raised digits as an exponent, such as ^{-3}."""
+  return f'^{{{found[0].translate(_RAISED)}}}'
 
 
 def bare(text: str) -> str:

@@ -127,7 +127,7 @@ def multiple_choice(
   if not wanted:
     required = f'one of the choices {", ".join(choices)}'
     raise _shared.unusable('multiple_choice', required, example['answer'])
-  return float(_settled(_shared.end_of(completion), choices) in wanted)
+  return float(_find_letter(_shared.end_of(completion), choices) in wanted)
 
 
 def _wanted(answer: str, choices: str) -> str | None:
@@ -136,7 +136,7 @@ def _wanted(answer: str, choices: str) -> str | None:
   return choices[index] if index < len(choices) else _letter(answer, choices)
 
 
-def _settled(text: str, choices: str) -> str | None:
+def _find_letter(text: str, choices: str) -> str | None:
   """The letter that a completion settles on."""
   if '\\boxed' in text:
     return _boxed(text, choices)

@@ -18,7 +18,7 @@ from grpo_jax.rewards.verifiers import _shared
 
 # A few config values, checked for every completion otherwise.
 @functools.lru_cache(maxsize=64)
-def _checked(
+def _check_length(
   limit: int | None = None,
   target: int | None = None,
   margin: int = 0,
@@ -45,7 +45,7 @@ def _checked(
 
 
 @_base.bounded
-@_base.checked(_checked)
+@_base.checked(_check_length)
 def completion_length(
   prompt: str,
   completion: str,
@@ -88,7 +88,7 @@ def completion_length(
       tokens are counted.
   """
   del prompt
-  given = _checked(limit, target, margin, unit)
+  given = _check_length(limit, target, margin, unit)
   if unit == 'tokens' and 'completion_ids' not in example:
     raise ValueError(
       "completion_length requires the field 'completion_ids', but the example"
@@ -210,7 +210,7 @@ _MOST_REPEATS = 4  # 2 to this power is still few ways
 
 def _check_regex(regex: str, full: bool = False, flags: str = '') -> None:
   del full
-  _compiled(regex, flags)
+  _compile(regex, flags)
 
 
 @_base.checked(_check_regex)
@@ -257,7 +257,7 @@ def regular_expression(
       a flag is unknown.
   """
   del prompt, example
-  compiled = _compiled(regex, flags)
+  compiled = _compile(regex, flags)
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   match = compiled.fullmatch if full else compiled.search
@@ -265,7 +265,7 @@ def regular_expression(
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(regex: str, flags: str) -> re.Pattern[str]:
+def _compile(regex: str, flags: str) -> re.Pattern[str]:
   unknown = sorted({*flags} - {*'imsxa'})
   if unknown:
     raise ValueError(
@@ -364,7 +364,7 @@ def json_schema(
   if len(completion) > _shared.MOST_CHARACTERS:
     return 0.0
   try:
-    value = _loaded(_last_block(completion))
+    value = _load_json(_last_block(completion))
   except (ValueError, RecursionError):
     return 0.0
   try:
@@ -417,7 +417,7 @@ def _validator(text: str) -> Any:
       " installed; run pip install 'grpo_jax[json]'."
     ) from error
   try:
-    schema = _loaded(text)
+    schema = _load_json(text)
     if type(schema) not in (dict, bool):
       raise ValueError('it is no object, and neither true nor false')
     kind = jsonschema.validators.validator_for(
@@ -439,7 +439,7 @@ def _invalid(reason: str) -> ValueError:
   )
 
 
-def _loaded(text: str) -> Any:
+def _load_json(text: str) -> Any:
   return json.loads(
     text, parse_constant=_refuse_constant, object_pairs_hook=_object
   )

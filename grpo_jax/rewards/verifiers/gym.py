@@ -33,17 +33,17 @@ _NO_VARIABLES = frozenset('INOQS')
 _AROUND = ast.Expression, ast.operator, ast.unaryop, ast.Load
 
 
-def _rewritten(text: str, algebra: bool) -> str | None:
+def _rewrite(text: str, algebra: bool) -> str | None:
   """An expression written anew, so that nothing but the expression is left.
 
   `sympy.parse_expr` evaluates a text as Python does, so it must be given no
   other. A comment, which a verifier might read numbers from, is dropped.
 
-  >>> _rewritten('(8 - 2) * 4  # 1 1', algebra=False)
+  >>> _rewrite('(8 - 2) * 4  # 1 1', algebra=False)
   '(8 - 2) * 4'
-  >>> _rewritten('x**2/2 + C', algebra=True)
+  >>> _rewrite('x**2/2 + C', algebra=True)
   'x ** 2 / 2 + C'
-  >>> _rewritten('__import__("os").getpid()', algebra=True)
+  >>> _rewrite('__import__("os").getpid()', algebra=True)
 
   Args:
     text: What a model wrote.
@@ -153,7 +153,7 @@ def reasoning_gym(
   task = _task(made['task'], json.dumps(made['parameters'], sort_keys=True))
   answer = _answer(_shared.end_of(completion), tag, require_tag)
   if made['task'] in _ALGEBRA:
-    answer = _rewritten(answer, _ALGEBRA[made['task']])
+    answer = _rewrite(answer, _ALGEBRA[made['task']])
   if not answer:
     return 0.0
   entry = {

@@ -172,7 +172,7 @@ def _means(wanted: str, found: str) -> bool:
     return said
   if _is_false(found):
     return False
-  wanted, found = _notation.unnamed(wanted, found)
+  wanted, found = _notation.drop_name(wanted, found)
   wanted, found = _notation.in_order(wanted, found)
   wanted, found = (_units.split(text)[0] for text in (wanted, found))
   percent = _PERCENT.search(wanted), _PERCENT.search(found)
@@ -186,7 +186,7 @@ def _means(wanted: str, found: str) -> bool:
     )
   if _is_equal(wanted, found):
     return True
-  for rewritten in _notation.converted, _notation.interval:
+  for rewritten in _notation.convert, _notation.interval:
     other = rewritten(wanted), rewritten(found)
     if other != (wanted, found) and _is_equal(*other):
       return True
@@ -289,7 +289,7 @@ def _differ(wanted: str, found: str) -> bool:
     return True
   if _notation.joins(wanted) != _notation.joins(found):
     return True
-  sides = _notation.unnamed(wanted, found)
+  sides = _notation.drop_name(wanted, found)
   if _notation.marks(sides[0]) != _notation.marks(sides[1]):
     return True
   units = _units.split(wanted)[1], _units.split(found)[1]

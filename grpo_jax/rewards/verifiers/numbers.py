@@ -53,25 +53,13 @@ _FRAC = re.compile(
   r'(?:\{([^{}]*)\}\s*\{([^{}]*)\}|([0-9])\s*([0-9]))'
 )
 _ONE = re.compile(rf'[{_DASHES}]?\s?{_DIGITS}')
-_VULGAR = {
-  character: '/'.join(map(str, pair))
-  for character, pair in {
-    '\u00bd': (1, 2), '\u2153': (1, 3), '\u2154': (2, 3), '\u00bc': (1, 4),
-    '\u00be': (3, 4), '\u2155': (1, 5), '\u2156': (2, 5), '\u2157': (3, 5),
-    '\u2158': (4, 5), '\u2159': (1, 6), '\u215a': (5, 6), '\u215b': (1, 8),
-    '\u215c': (3, 8), '\u215d': (5, 8), '\u215e': (7, 8),
-  }.items()
-}  # fmt: skip
 # A power of ten alone, and small digits behind a ten.
-_RAISED = str.maketrans(
-  '\u2070\xb9\xb2\xb3\u2074\u2075\u2076\u2077\u2078\u2079\u207b', '0123456789-'
-)
 _SMALL = re.compile('(?<=10)[\u2070\xb9\xb2\xb3\u2074-\u2079\u207b]+')
 _POWER_OF_TEN = re.compile(
   r'(?<![\w.,^\u00d7*\u00b7\u22c5/{(])(?<![\u00d7*\u00b7\u22c5x/^]\s)'
   r'(?<!times)(?<!times\s)(?<!cdot)(?<!cdot\s)10(?=\s?(?:\^|\*\*))'
 )
-_VULGARS = re.compile(f'([0-9])?([{"".join(_VULGAR)}])')
+_VULGARS = re.compile(f'([0-9])?([{"".join(_shared.FRACTIONS)}])')
 _MOST_DIGITS = 400  # of one number; no float has more in front of its point
 
 
@@ -298,7 +286,7 @@ def _last_rich(text: str) -> Fraction | None:
   text = _around.without_powers(text)
   box = _box(text)
   text = _VULGARS.sub(_spelled_fraction, text if box is None else box)
-  text = _SMALL.sub(lambda one: f'^{{{one[0].translate(_RAISED)}}}', text)
+  text = _SMALL.sub(_shared.as_power, text)
   text = _POWER_OF_TEN.sub('1*10', text.replace('\u2044', '/'))
   text = _FRAC.sub(_quotient, text.replace('{,}', ','))
   if box is not None:
@@ -313,7 +301,8 @@ def _last_rich(text: str) -> Fraction | None:
 def _spelled_fraction(found: re.Match[str]) -> str:
   """A fraction that is one character, behind the digits of a mixed number."""
   digit, character = found.groups()
-  return f'{digit} {_VULGAR[character]}' if digit else _VULGAR[character]
+  fraction = '/'.join(_shared.FRACTIONS[character])
+  return f'{digit} {fraction}' if digit else fraction
 
 
 def _quotient(found: re.Match[str]) -> str:

@@ -110,8 +110,12 @@ def test_wrong_parameters_are_refused(name, arguments, message):
     ('number', numbers._tolerances, {'absolute_tolerance': 0.125}),
     ('multiple_choice', choice._patterns, {'choices': 'ABC'}),
     ('format_tags', form._form, {'tags': ['a', 'b']}),
-    ('completion_length', form._checked, {'limit': 17, 'unit': 'characters'}),
-    ('regular_expression', form._compiled, {'regex': 'a+b', 'flags': 'i'}),
+    (
+      'completion_length',
+      form._check_length,
+      {'limit': 17, 'unit': 'characters'},
+    ),
+    ('regular_expression', form._compile, {'regex': 'a+b', 'flags': 'i'}),
     pytest.param(
       'json_schema',
       form._validator,
