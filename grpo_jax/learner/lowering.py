@@ -25,7 +25,7 @@ from grpo_jax.models.layout import LayoutSpec
 def lowering(
   updater: Updater, layout: LayoutSpec, example: Rollout, step: int = 0
 ) -> dict[str, Callable[[], Any]]:
-  """What lowers the programs of `updates.learn`.
+  """What lowers the programs of a rollout's updates.
 
   Args:
     updater: See `updates.Updater`.

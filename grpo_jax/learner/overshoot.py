@@ -31,6 +31,7 @@ Measured = dict[str, metrics.Metric]
 
 def of_update(
   learner: Learner,
+  frozen: Any,
   state: TrainState,
   found: Gradient,
   update: Update,
@@ -48,6 +49,7 @@ def of_update(
 
   Args:
     learner: See `types.Learner`.
+    frozen: The parameters that no update changes, or None.
     state: Before the update.
     found: The gradient of the update.
     update: What the optimizer did.
@@ -75,7 +77,7 @@ def of_update(
 
   tangents = _tangents(learner, state, found.grads, update)
 
-  def on_shard(learner, trees, num_micro, layout):
+  def on_shard(join, trees, num_micro, layout):
     old, new, *parts = trees
     # `score` may use attention with a backward pass of its own, which `jax.jvp`
     # cannot differentiate.
@@ -86,7 +88,7 @@ def of_update(
     # gives the derivative of a single number.
     def along(rows):
       def score(p):
-        return score_forward(p, rows, False).logp
+        return score_forward(join(p), rows, False).logp
 
       return {
         name: jax.jvp(score, (old,), (tangent,))[1]
@@ -94,7 +96,7 @@ def of_update(
       }
 
     def after(rows):
-      return scoring.score(new, rows, learner.with_entropy)
+      return scoring.score(join(new), rows, learner.with_entropy)
 
     of_tokens = (
       micro_batches.of_all(along, layout, num_micro, shape),
@@ -104,7 +106,7 @@ def of_update(
 
   trees = [state.params, update.params, *tangents.values()]
   _, (slopes, scores), _ = row_shards.run(
-    on_shard, learner, trees, num_micro, layout
+    on_shard, learner, frozen, trees, num_micro, layout
   )
   # Of the tokens that were clipped before the update, not of those that are
   # clipped after it.

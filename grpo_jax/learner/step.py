@@ -116,6 +116,7 @@ def credit(
 
 def train_step(
   learner: Learner,
+  frozen: Any,
   state: TrainState,
   batch: losses.Batch,
   prompts: Array,
@@ -129,6 +130,7 @@ def train_step(
 
   Args:
     learner: See `types.Learner`.
+    frozen: The parameters that no update changes, or None.
     state: See `types.TrainState`.
     batch: The credited rollout, [P,G,T].
     prompts: i32[P'], the prompts of this optimizer batch.
@@ -151,6 +153,7 @@ def train_step(
   state = state._replace(opt_state=optim.set_schedules(state.opt_state, number))
   found = gradient.of_batch(
     learner,
+    frozen,
     state.params,
     state.loss_state,
     batch,
@@ -169,7 +172,7 @@ def train_step(
     measured |= step_metrics.of_schedule(learning_rate(number))
   if watch:
     measured |= overshoot.of_update(
-      learner, state, found, update, batch, layout, num_micro
+      learner, frozen, state, found, update, batch, layout, num_micro
     )
   return new_state, measured
 
@@ -287,6 +290,7 @@ def _taken_over(state: TrainState, update: Update) -> TrainState:
 
 def rollout_end(
   learner: Learner,
+  frozen: Any,
   params: Any,
   batch: losses.Batch,
   loss_state: Any,
@@ -298,6 +302,7 @@ def rollout_end(
 
   Args:
     learner: See `types.Learner`.
+    frozen: The parameters that no update changes, or None.
     params: After the last update.
     batch: The credited rollout, [P,G,T], with `logp_old`.
     loss_state: Of the `TrainState`.
@@ -313,7 +318,13 @@ def rollout_end(
   batch = jax.tree.map(lambda x: x[prompts], batch)
   batch = losses.prepare(learner.method, batch, loss_state)
   scores = gradient.score_all(
-    learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
+    learner,
+    frozen,
+    params,
+    layout,
+    num_micro,
+    batch.mask.shape,
+    learner.with_entropy,
   )
   ends = overshoot.ends(learner, scores, batch, loss_state)
   kl = step_metrics.kl_old(scores.logp, batch)

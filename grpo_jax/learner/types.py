@@ -13,7 +13,6 @@ from grpo_jax import losses
 from grpo_jax.learner import offload
 from grpo_jax.models import Routed
 from grpo_jax.models import Scores
-from grpo_jax.models import lora
 
 Array = jax.Array
 
@@ -87,21 +86,12 @@ class Scoring:
     takes_shards: Whether the model gathers what it needs of parameters that are
       split over data shards; see `sharding.on_shard`. Otherwise it gets all of
       them whole.
-    frozen: Parameters that `beside` is to add, split as the others are.
   """
 
   score: Callable[..., Any]
   score_forward: Callable[..., Any] | None = None
   score_routed: Callable[..., Any] | None = None
   takes_shards: bool = False
-  frozen: Any = None
-
-  def changed(self, change: Callable[[Any], Any]) -> 'Scoring':
-    """All functions that score, changed alike."""
-    names = 'score', 'score_forward', 'score_routed'
-    found = {name: getattr(self, name) for name in names}
-    changed = {name: change(f) for name, f in found.items() if f is not None}
-    return dataclasses.replace(self, **changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,32 +197,6 @@ class Learner:
         f'expert_balance={self.expert_balance} needs a model with experts, and '
         'this one has none; set config.learner.expert_balance=0.'
       )
-
-  def with_frozen(self, frozen: Any) -> 'Learner':
-    """This learner, for parameters beside frozen ones; see `Scoring`."""
-    scoring = dataclasses.replace(self.scoring, frozen=frozen)
-    return dataclasses.replace(self, scoring=scoring)
-
-  def with_scores(self, change: Callable[[Any], Any]) -> 'Learner':
-    """This learner, with all of its functions that score changed alike."""
-    return dataclasses.replace(self, scoring=self.scoring.changed(change))
-
-  def beside(self, frozen: Any) -> 'Learner':
-    """This learner, for parameters that are a part of the model's.
-
-    Args:
-      frozen: The other part, which no update changes; None: there is none.
-
-    Returns:
-      A learner whose functions that score take the trained part.
-    """
-    if frozen is None:
-      return self
-
-    def joined(score):
-      return lambda params, *args: score(lora.join(params, frozen), *args)
-
-    return self.with_scores(joined)
 
   @property
   def mesh(self) -> jax.sharding.Mesh:

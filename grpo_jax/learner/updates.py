@@ -2,8 +2,7 @@
 
 `credit_rollout` supplies what the method reads of policies and finds the
 advantages; `take_updates` takes every update. Between the two, instruments see
-the state, which the updates donate. `learn` does both. `step.train_step` is one
-update.
+the state, which the updates donate. `step.train_step` is one update.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.learner import layouts as layouts_lib
 from grpo_jax.learner import metrics
 from grpo_jax.learner import policies
 from grpo_jax.learner import token_shards
@@ -88,14 +86,14 @@ def credit_rollout(
   Args:
     updater: See `Updater`.
     layout: How completions are laid out. What it leaves open, this rollout
-      decides; see `layouts.layouts_of`.
+      decides.
     state: Before the first update of the rollout.
     rollout: See `episodes/types.py`. What other processes know of it has been
       gathered on the devices.
     step: Number of the rollout.
   """
   compiled, spec = updater.compiled, updater.spec
-  layouts = layouts_lib.layouts_of(compiled, rollout, layout, spec.batches)
+  layouts = Layouts(compiled, rollout, layout, spec.batches)
   score = functools.partial(policies.score, layouts, updater.frozen)
   batch, scorings = policies.with_policies(
     compiled.learner, spec, state, rollout, step, score
@@ -157,27 +155,6 @@ def take_updates(
     weight = jnp.asarray(spec.refresh_weight, jnp.float32)
     state = compiled.refresh(state, weight)
   return state, measured
-
-
-class Learned(NamedTuple):
-  """What the updates of a rollout have made."""
-
-  state: TrainState
-  measured: Measured  # of the rollout and its updates
-  layout: LayoutSpec  # for the next rollout; it leaves nothing open
-
-
-def learn(
-  updater: Updater,
-  layout: LayoutSpec,
-  state: TrainState,
-  rollout: Rollout,
-  step: int,
-) -> Learned:
-  """`credit_rollout` and `take_updates`; the state is donated."""
-  credited = credit_rollout(updater, layout, state, rollout, step)
-  state, measured = take_updates(updater, state, credited)
-  return Learned(state, measured, credited.layouts.spec)
 
 
 def optimizer_batches(

@@ -50,7 +50,7 @@ def make_probe(learner):
     batch = losses.prepare(learner.method, batch, state.loss_state)
     shape = batch.mask.shape
     found = gradient_lib.of_batch(
-      learner, state.params, state.loss_state, batch, stack, used
+      learner, None, state.params, state.loss_state, batch, stack, used
     )
     coasted = optim.coast(
       learner.optimizer.transform, state.opt_state, state.params, STEPS
@@ -61,7 +61,9 @@ def make_probe(learner):
       score = lambda p: learner.scoring.score_forward(p, rows, False).logp
       return jax.jvp(score, (state.params,), (path,))[1]
 
-    after = gradient_lib.score_all(learner, coasted.params, stack, used, shape)
+    after = gradient_lib.score_all(
+      learner, None, coasted.params, stack, used, shape
+    )
     predicted = micro_batches.of_all(along, stack, used, shape)
     direction = clipped.outward(found.terms, batch)
     return direction, predicted, after.logp - found.scores.logp

@@ -6,11 +6,11 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.learner import compile_ahead
-from grpo_jax.learner import updates
 from tests import bigram
 from tests.compilations import compiled_programs
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
+from tests.learning import learn
 from tests.learning import make_updater
 from tests.learning import spec
 
@@ -29,7 +29,7 @@ def test_programs_are_compiled_in_a_thread_and_once():
     assert ahead.thread.name == 'compile ahead' and ahead.thread.daemon
     ahead.wait()
     state = made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
-    updates.learn(made, made.layout, state, bigram_rollout(1), 0)
+    learn(made, made.layout, state, bigram_rollout(1), 0)
   for name in ('train_step', 'credit', 'score_all'):
     assert names.count(name) == 1, name
 
@@ -52,4 +52,4 @@ def test_an_error_is_left_to_the_first_update():
   compile_ahead.start(made, made.layout, wrong, 0).wait()  # says nothing
   with pytest.raises(ValueError, match='prompt'):
     state = made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
-    updates.learn(made, made.layout, state, wrong, 0)
+    learn(made, made.layout, state, wrong, 0)

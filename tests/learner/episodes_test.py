@@ -251,7 +251,9 @@ def found_gradient(learner, params, rollout, rows):
 
   def run(params, batch, laid_out):
     with sharding.use(learner.mesh):
-      return gradient.of_batch(learner, params, state, batch, laid_out, used)
+      return gradient.of_batch(
+        learner, None, params, state, batch, laid_out, used
+      )
 
   place = step.state_sharding(learner, params).params
   return jax.jit(run)(jax.device_put(params, place), batch, laid_out)

@@ -91,7 +91,7 @@ def is_that_of_the_whole(name, cut):
   batch, state, _ = learner_lib.credit(learner, rollout.batch, _state(learner))
   batch = losses.prepare(learner.method, batch, state)
   rows, used = micro_batches.of_rollout(rollout, np.arange(4), cut)
-  found = jax.jit(lambda *args: gradient_lib.of_batch(learner, *args))(
+  found = jax.jit(lambda *args: gradient_lib.of_batch(learner, None, *args))(
     PARAMS, state, batch, rows, used
   )
   expected_loss, expected = whole(name)

@@ -73,7 +73,7 @@ def program(learner):
     with sharding.use(learner.mesh):
       batch, state, _ = step.credit(learner, batch, learner.method.init())
       batch = losses.prepare(learner.method, batch, state)
-      got = gradient.of_batch(learner, params, state, batch, rows, used)
+      got = gradient.of_batch(learner, None, params, state, batch, rows, used)
       return batch, got
 
   return run
@@ -155,7 +155,14 @@ def test_overshoot_is_of_everything():
   batch, _ = found(learner, *laid_out(CUTS['padded']))
   rows, used = laid_out(CUTS['padded'])
   got = gradient.of_batch(
-    learner, bigram.params(), learner.method.init(), batch, rows, used, True
+    learner,
+    None,
+    bigram.params(),
+    learner.method.init(),
+    batch,
+    rows,
+    used,
+    True,
   )
   assert got.computed == used
 

@@ -80,7 +80,7 @@ def found(method, layout, mesh=None, make=transformer):
 
   def run(params, batch, rows):
     with sharding.use(learner.mesh):
-      return gradient.of_batch(learner, params, state, batch, rows, used)
+      return gradient.of_batch(learner, None, params, state, batch, rows, used)
 
   place = step.state_sharding(learner, params).params
   result = jax.jit(run)(jax.device_put(params, place), batch, rows)

@@ -263,7 +263,7 @@ def scores_of(learner):
 
 def of_gradient(learner, params, state, batch, rows, used):
   """What the learner finds, and what it measures afterwards."""
-  found = gradient_lib.of_batch(learner, params, state, batch, rows, used)
+  found = gradient_lib.of_batch(learner, None, params, state, batch, rows, used)
   intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
   measured = step_metrics.of_terms(found.terms, batch)
   measured |= step_metrics.of_prefixes(batch, -found.slope, -intended)

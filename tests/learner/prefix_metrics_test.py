@@ -72,7 +72,7 @@ def program(share):
 
   @jax.jit
   def prefixes(params, *given):
-    found = gradient_lib.of_batch(learner, params, state, batch, *given)
+    found = gradient_lib.of_batch(learner, None, params, state, batch, *given)
     intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
     return step_metrics.of_prefixes(batch, -found.slope, -intended)
 
@@ -137,7 +137,9 @@ def test_at_ratio_one_the_sampler_is_the_policy_too():
 
     @jax.jit
     def run(params):
-      found = gradient_lib.of_batch(learner, params, state, batch, rows, used)
+      found = gradient_lib.of_batch(
+        learner, None, params, state, batch, rows, used
+      )
       unmoved = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
       return found.slope, unmoved
 

@@ -321,7 +321,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
 
   def train_step(*args):
     with sharding.use(mesh):
-      return step.train_step(learner, *args)
+      return step.train_step(learner, None, *args)
 
   jitted = jax.jit(
     train_step,

@@ -78,17 +78,18 @@ class Geometry:
     )
 
     def sketch_of_part(frozen, params, loss_state, batch, place, rows, used):
-      learner = plain.with_frozen(frozen)
       prompt, part = place
-      with sharding.use(learner.mesh):
+      with sharding.use(plain.mesh):
         one = jax.tree.map(lambda x: x[prompt[None]], batch)
         # Weights first: they are those of the whole group.
-        one = losses.prepare(learner.method, one, loss_state)
+        one = losses.prepare(plain.method, one, loss_state)
         parts = self._parts(batch.mask.shape[1])
         some = jax.tree.map(
           lambda x: x.reshape(parts, -1, *x.shape[2:])[part[None]], one
         )
-        found = gradient.of_batch(learner, params, loss_state, some, rows, used)
+        found = gradient.of_batch(
+          plain, frozen, params, loss_state, some, rows, used
+        )
         return sketch(found.grads, random_keys.key(seed, 'gradient sketches'))
 
     self._sketch_of_part = jax.jit(
