@@ -143,7 +143,7 @@ def with_policies(updater, state, rollout, step=0):
 
 
 def lowered_gradient(learner, params, rows, example):
-  """What `gradient.of_batch` is compiled from, from shapes alone.
+  """What `gradient.differentiate` is compiled from, from shapes alone.
 
   Half of an update's program: without the optimizer and the metrics.
   """
@@ -154,7 +154,9 @@ def lowered_gradient(learner, params, rows, example):
     with sharding.use(learner.mesh):
       batch, state, _ = step.credit(learner, batch, method.init())
       batch = losses.prepare(method, batch, state)
-      return gradient.of_batch(learner, None, params, state, batch, *of_rows)
+      return gradient.differentiate(
+        learner, None, params, state, batch, *of_rows
+      )
 
   batch = losses.with_required(method, example.batch)
   batch = token_shards.placed(learner.mesh, batch, abstract=True)

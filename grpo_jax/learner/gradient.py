@@ -22,11 +22,11 @@ from jax.sharding import PartitionSpec
 
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards
 from grpo_jax.learner import token_shards
+from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.mesh import sharding
@@ -65,13 +65,13 @@ def score_all(
     def score(rows):
       return learner.scoring.score(join(trees[0]), rows, with_entropy)
 
-    return [], micro_batches.of_all(score, layout, num_micro, shape), ()
+    return [], micro_batches.map_rows(score, layout, num_micro, shape), ()
 
   trees = [offload.to_device(params)]
   return row_shards.run(on_shard, learner, frozen, trees, num_micro, layout)[1]
 
 
-def of_batch(
+def differentiate(
   learner: Learner,
   frozen: Any,
   params: Any,
@@ -115,7 +115,7 @@ def of_batch(
       learner.with_entropy,
     )
     (_, terms), slopes = _loss_and_slopes(learner, scores, batch, loss_state)
-    coupled = slopes, clipped.outward(terms, batch)
+    coupled = slopes, trust_region.outward(terms, batch)
   needed = informative(learner, batch)
   kept = None if everything else needed  # the others are left out
   if kept is not None:
@@ -245,7 +245,7 @@ def _of_own(
     else:
       part = token_shards.take(batch, at, rows.completion)
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
-      direction = clipped.outward(terms, part)
+      direction = trust_region.outward(terms, part)
     grads = [pull_back((slopes, of_routers))[0]]
     if learner.optimizer.with_outward:
       back = lambda slopes: pull_back((slopes, no_slope))
@@ -315,17 +315,17 @@ def _scored(
 def _statistics(learner, join, params, batch, layout, num_micro, at):
   """The sums over all tokens of what routers did; see `routing.Statistics`."""
 
-  def of_micro_batch(k):
+  def counted(k):
     rows = micro_batches.rows(layout, k)
     routed = _scored(learner, join(params), rows, batch, at)[1]
     assert routed is not None
     return routed.statistics
 
-  sums = jax.eval_shape(of_micro_batch, 0)
+  sums = jax.eval_shape(counted, 0)
   return micro_batches.over(
     layout,
     num_micro,
-    lambda k, total: jax.tree.map(jnp.add, total, of_micro_batch(k)),
+    lambda k, total: jax.tree.map(jnp.add, total, counted(k)),
     lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums),
   )
 

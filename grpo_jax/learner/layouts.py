@@ -94,7 +94,7 @@ def lay_out(
   """
   mesh = compiled.mesh
   shards = host_arrays.own_shards(mesh)
-  rows, used = micro_batches.of_rollout(rollout, chosen, spec, shards)
+  rows, used = micro_batches.cut_rollout(rollout, chosen, spec, shards)
   rows = host_arrays.from_local(rows, sharding.rows(mesh, axis=1))
   if rollout.holder is not None:
     rows = compiled.fill(rows, rollout.batch.tokens, chosen)
@@ -107,7 +107,7 @@ def abstract_stack(
   """As `lay_out`, with shapes, dtypes and shardings in place of arrays."""
   # Which rows are filled does not matter.
   nowhere = np.zeros(sharding.row_shards(compiled.mesh), bool)
-  rows, used = micro_batches.of_rollout(example, chosen, spec, nowhere)
+  rows, used = micro_batches.cut_rollout(example, chosen, spec, nowhere)
   place = sharding.rows(compiled.mesh, axis=1)
   return Stack(
     jax.tree.map(

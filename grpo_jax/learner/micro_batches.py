@@ -93,7 +93,7 @@ def _with_needed(stacked: Layout, needed: Array) -> Array:
   return jnp.any(found, axis=-1)
 
 
-def of_all(
+def map_rows(
   function: Callable[[Layout], Any],
   stacked: Layout,
   num_micro: Array,
@@ -127,7 +127,7 @@ def of_all(
   return over(stacked, num_micro, body, nothing)
 
 
-def of_rollout(
+def cut_rollout(
   rollout: Rollout,
   chosen: np.ndarray,
   spec: LayoutSpec,

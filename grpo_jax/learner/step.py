@@ -13,13 +13,13 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax import optim
-from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient
 from grpo_jax.learner import metrics
 from grpo_jax.learner import offload
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
 from grpo_jax.learner import token_shards
+from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import Update
@@ -103,7 +103,7 @@ def credit(
   loss_state = jax.tree.map(
     lambda new, old: jnp.where(sound, new, old), new_state, loss_state
   )
-  measured = step_metrics.of_credit(given, batch, uniform)
+  measured = step_metrics.metrics_of_credit(given, batch, uniform)
   # They have been measured, so updates need not carry them.
   extras = {
     name: value
@@ -140,7 +140,7 @@ def train_step(
     rollout_start: i32[], `state.step` before the rollout's first update.
     number: i32[], of this update among those of the run, from 0, whether they
       were taken or not: where the optimizer's schedules are.
-    watch: Whether to measure overshoot too, see `overshoot.of_update`; static.
+    watch: Whether to measure overshoot too, see `overshoot.measure`; static.
 
   Returns:
     The new state and metrics. An update changes nothing but counters if its
@@ -151,7 +151,7 @@ def train_step(
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   state = state._replace(opt_state=optim.set_schedules(state.opt_state, number))
-  found = gradient.of_batch(
+  found = gradient.differentiate(
     learner,
     frozen,
     state.params,
@@ -164,14 +164,14 @@ def train_step(
   first = state.step == rollout_start
   update = _optimizer_step(learner, state, found, batch, first, watch)
   new_state = _taken_over(state, update)
-  measured = step_metrics.of_update(
+  measured = step_metrics.metrics_of_update(
     learner, new_state, found, update, batch, num_micro, first
   )
   learning_rate = learner.measuring.learning_rate
   if learning_rate is not None:
-    measured |= step_metrics.of_schedule(learning_rate(number))
+    measured |= step_metrics.metrics_of_schedule(learning_rate(number))
   if watch:
-    measured |= overshoot.of_update(
+    measured |= overshoot.measure(
       learner, frozen, state, found, update, batch, layout, num_micro
     )
   return new_state, measured
@@ -190,7 +190,7 @@ def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
 
 def _optimizer_step(learner, state, found, batch, first, watch) -> Update:
   """What the optimizer makes of a gradient; nothing, if it is refused."""
-  off = clipped.clipped(found.terms) & batch.keep
+  off = trust_region.clipped(found.terms) & batch.keep
   # At least 1, because an optimizer batch may have no token to train.
   kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
   square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))

@@ -155,7 +155,8 @@ class Measuring:
     coast_steps: For how many steps without gradient overshoot is predicted.
     records: Whether the optimizer was made by `optim.record_adam_moments`.
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
-      take a second evaluation of the loss; see `step_metrics.of_prefixes`.
+      take a second evaluation of the loss; see
+      `step_metrics.metrics_of_prefixes`.
     learning_rate: From the number of an update to the learning rate that the
       optimizer takes then; None: there are no metrics of it.
   """
@@ -178,7 +179,7 @@ class Learner:
     measuring: What is measured inside an update.
     expert_balance: What `models.balance` of the optimizer batch is multiplied
       by and added to the loss. Unless it is 0, an update takes a further
-      forward pass; see `gradient.of_batch`.
+      forward pass; see `gradient.differentiate`.
     compute_all: Whether updates compute completions without an advantage though
       the method finds nothing in them; see `LossTransform`.
   """
@@ -215,7 +216,7 @@ class Learner:
 
   @property
   def reference_scorings(self) -> list[str]:
-    """The program of `lowering` that scores the reference, if any."""
+    """The program of `lowerings` that scores the reference, if any."""
     away = self.placement.offload_reference
     return ['score_reference' if away else 'score_all'] * self.with_reference
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
@@ -146,7 +146,7 @@ def _memory_gib(
     f'{name} (in the memory of the host)': arithmetic.on_host(tree) / GIB
     for name, tree in parts.items()
   }
-  needs = lowering.memory_gib(updater, layouts.spec, layouts.rollout)
+  needs = programs.memory_gib(updater, layouts.spec, layouts.rollout)
   return {
     **here,
     **{name: gib for name, gib in away.items() if gib},

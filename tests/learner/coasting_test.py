@@ -8,9 +8,9 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import monitor
 from grpo_jax import optim
-from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import trust_region
 from grpo_jax.learner import updates
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import sampling
@@ -49,7 +49,7 @@ def make_probe(learner):
   def probe(state, batch, stack, used):
     batch = losses.prepare(learner.method, batch, state.loss_state)
     shape = batch.mask.shape
-    found = gradient_lib.of_batch(
+    found = gradient_lib.differentiate(
       learner, None, state.params, state.loss_state, batch, stack, used
     )
     coasted = optim.coast(
@@ -64,8 +64,8 @@ def make_probe(learner):
     after = gradient_lib.score_all(
       learner, None, coasted.params, stack, used, shape
     )
-    predicted = micro_batches.of_all(along, stack, used, shape)
-    direction = clipped.outward(found.terms, batch)
+    predicted = micro_batches.map_rows(along, stack, used, shape)
+    direction = trust_region.outward(found.terms, batch)
     return direction, predicted, after.logp - found.scores.logp
 
   return probe

@@ -11,9 +11,9 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import optim
-from grpo_jax.learner import lowering
 from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import programs
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
@@ -339,7 +339,7 @@ def test_layouts_are_kept_for_one_rollout():
     for chosen in rows.first_epoch():
       found = rows.stack(chosen)
       assert rows.stack(chosen) is found
-      wanted, _ = micro_batches.of_rollout(rollout, chosen, made.layout)
+      wanted, _ = micro_batches.cut_rollout(rollout, chosen, made.layout)
       np.testing.assert_array_equal(found.rows.tokens, wanted.tokens)
       np.testing.assert_array_equal(found.rows.target, wanted.target)
 
@@ -429,7 +429,7 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
 
 
 def compile_all(made, example, step):
-  for lower in lowering.lowering(made, made.layout, example, step).values():
+  for lower in programs.lowerings(made, made.layout, example, step).values():
     lower().compile()
 
 

@@ -307,7 +307,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     shards=mesh.shape['data'] * mesh.shape['fsdp'] * mesh.shape['expert'],
   )
   chosen = np.arange(numbers.prompts)
-  layout, used = micro_batches.of_rollout(blank, chosen, spec)
+  layout, used = micro_batches.cut_rollout(blank, chosen, spec)
   batch = losses.with_required(method, blank.batch)
   # What the learner adds: which tokens are of the policy that learns.
   shape, extras = batch.mask.shape, batch.extras

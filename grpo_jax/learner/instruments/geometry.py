@@ -87,7 +87,7 @@ class Geometry:
         some = jax.tree.map(
           lambda x: x.reshape(parts, -1, *x.shape[2:])[part[None]], one
         )
-        found = gradient.of_batch(
+        found = gradient.differentiate(
           plain, frozen, params, loss_state, some, rows, used
         )
         return sketch(found.grads, random_keys.key(seed, 'gradient sketches'))
@@ -103,10 +103,10 @@ class Geometry:
     return self._every_steps > 0 and step % self._every_steps == 0
 
   def before(self, state: TrainState, credited: Credited) -> dict[str, float]:
-    """The metrics of `of_sketches`, and `geometry_secs`, how long they took."""
+    """What `metrics_of_sketches` returns, and the `geometry_secs` it took."""
     start = time.monotonic()
     deviation = _deviations(credited.rollout)
-    found = of_sketches(self.sketches(state, credited), deviation)
+    found = metrics_of_sketches(self.sketches(state, credited), deviation)
     return {**found, 'geometry_secs': time.monotonic() - start}
 
   def after(
@@ -210,7 +210,7 @@ def _deviations(rollout: Rollout) -> np.ndarray:
   return judged.std(axis=1).filled(0.0)
 
 
-def of_sketches(
+def metrics_of_sketches(
   sketches: np.ndarray, deviation: np.ndarray
 ) -> dict[str, float]:
   r"""What the sketches of a rollout tell.
@@ -273,7 +273,7 @@ def of_sketches(
 
 
 def _of_pairs(whole: np.ndarray) -> dict[str, Any]:
-  """The metrics of pairs of gradients that are not 0; see `of_sketches`."""
+  """Metrics of pairs of gradients, none 0; see `metrics_of_sketches`."""
   norm = np.linalg.norm(whole, axis=1)
   unit = whole / norm[:, None]
   first, second = np.triu_indices(len(whole), 1)
