@@ -71,7 +71,7 @@ def run(
     return function(join, trees, given, layout)
 
   def places(tree):
-    return sharding.of_params(mesh, tree, learner.placement.logical_axes)
+    return sharding.param_shardings(mesh, tree, learner.placement.logical_axes)
 
   at_frozen, at_params = places(frozen), places(trees[0])
   of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)

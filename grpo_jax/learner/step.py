@@ -62,7 +62,7 @@ def state_sharding(learner: Learner, params: Any) -> TrainState:
   """
   everywhere = sharding.replicated(learner.mesh)
   place = learner.placement
-  of_params = sharding.of_params(place.mesh, params, place.logical_axes)
+  of_params = sharding.param_shardings(place.mesh, params, place.logical_axes)
   away = offload.on_host(of_params)
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
   # optax tells apart the trees in its state that are like the parameters.

@@ -129,7 +129,7 @@ class Placement:
 
   Attributes:
     mesh: From `sharding.make_mesh`.
-    logical_axes: The model's; see `sharding.of_params`.
+    logical_axes: The model's; see `sharding.param_shardings`.
     offload_moments: Whether the moments, and whatever else the optimizer keeps
       for each parameter, lie in the memory of the host between updates.
     offload_reference: Whether the reference lies there while nothing is scored.

@@ -230,7 +230,9 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     functools.partial(prepare.sampler_params, model), params
   )
   rules = sharding.DECODING_RULES
-  read = _at(read, sharding.of_params(mesh, read, model.logical_axes, rules))
+  read = _at(
+    read, sharding.param_shardings(mesh, read, model.logical_axes, rules)
+  )
   choices = next_token.Choices(eos_ids=(0,))
   sampler = sampler_lib.Sampler(model, choices, numbers.group, mesh)
   (width,) = config.data.prompt_buckets
