@@ -74,7 +74,7 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
   """Jits the functions of an update; nothing is compiled yet.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     params: Trained parameters, or their shapes and dtypes.
   """
   place = step_lib.state_sharding(learner, params)

@@ -49,7 +49,7 @@ def score_all(
   """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     frozen: The parameters that no update changes, or None.
     params: Of the policy, or of the reference, which may lie on the host.
     layout: Micro-batches, [N, rows, ...].
@@ -86,7 +86,7 @@ def differentiate(
   Rows in which no completion is `informative` are left out.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     frozen: The parameters that no update changes, or None.
     params: Those that the gradient is of.
     loss_state: Of the `TrainState`.
@@ -173,7 +173,7 @@ def informative(learner: Learner, batch: losses.Batch) -> Array | None:
   """Which completions an update needs: those that have an advantage.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     batch: The prepared optimizer batch, [P,G,T].
 
   Returns:
@@ -202,7 +202,7 @@ def _of_own(
   """The gradient that the rows at hand give, and what is measured of them.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     join: See `row_shards.run`.
     params: What a data shard has of those that the gradient is of.
     loss_state: Of the `TrainState`.
@@ -288,7 +288,7 @@ def _scored(
   """What the model says of some rows: what has a gradient, and what has none.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     params: As `learner.scoring` takes them.
     rows: A micro-batch.
     batch: The optimizer batch, [P,G,T].
@@ -336,7 +336,7 @@ def slope_at_ratio_one(
   """d loss / d logp, f32[P,G,T], if the policy had not moved.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     found: The gradient of the batch; its log-probabilities become those of the
       old policy and of the sampler. A penalty keeps its true log-ratio to the
       reference.

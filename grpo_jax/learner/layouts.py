@@ -88,7 +88,7 @@ def lay_out(
 
   Args:
     compiled: Whose mesh it is.
-    rollout: See `episodes/types.py`.
+    rollout: What was drawn.
     chosen: i[P'], numbers of the prompts.
     spec: How completions are laid out.
   """

@@ -136,7 +136,7 @@ def cut_rollout(
   """The micro-batches of some prompts of a rollout.
 
   Args:
-    rollout: See `episodes/types.py`.
+    rollout: What was drawn.
     chosen: Numbers of the P' prompts.
     spec: How completions are laid out.
     shards: See `models.stack.micro_batches`.

@@ -48,7 +48,7 @@ def measure(
   the parameters; no activations are kept.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     frozen: The parameters that no update changes, or None.
     state: Before the update.
     found: The gradient of the update.

@@ -32,7 +32,7 @@ def lowerings(
   """What lowers the programs of a rollout's updates.
 
   Args:
-    updater: See `updates.Updater`.
+    updater: What turns rollouts into updates.
     layout: How completions are laid out.
     example: A rollout of the shapes to compile for, such as the largest; the
       values in it do not matter.
@@ -99,7 +99,7 @@ def memory_gib(
   """Memory that the compiled update needs on each device, GiB.
 
   Args:
-    updater: See `updates.Updater`.
+    updater: What turns rollouts into updates.
     layout: How completions are laid out.
     example: A rollout of the shapes to compile for.
 

@@ -48,7 +48,7 @@ def run(
       `join` makes of the trained parameters what `learner.scoring` takes: it
       adds the frozen ones and, unless the model gathers them itself, gathers
       all. What the gradient is of goes through it.
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     frozen: The parameters that no update changes, or None.
     trees: Trees like the trained parameters. A shard gets its parts of them.
     given: Further arrays.
@@ -105,7 +105,7 @@ def filled(
   """Micro-batches of ids, from those of their numbers; see `stack.numbered`.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     layout: Micro-batches, [N, rows, ...].
     tokens: i32[P,G,T], the ids of all completions.
     prompts: i32[P'], the prompts in the micro-batches.

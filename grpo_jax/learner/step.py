@@ -34,7 +34,7 @@ def init(learner: Learner, params: Any) -> TrainState:
   """A fresh state around given parameters.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     params: float32 parameters.
 
   Returns:
@@ -87,7 +87,7 @@ def credit(
   """Advantages of a whole rollout; once per rollout.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     batch: The rollout, [P,G,T].
     loss_state: Of the `TrainState`.
 
@@ -129,9 +129,9 @@ def train_step(
   """One update: a gradient, a step of the optimizer, and metrics of both.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     frozen: The parameters that no update changes, or None.
-    state: See `types.TrainState`.
+    state: What the update changes.
     batch: The credited rollout, [P,G,T].
     prompts: i32[P'], the prompts of this optimizer batch.
     layout: The micro-batches of these, [N, rows, ...]; its completions are
@@ -301,7 +301,7 @@ def rollout_end(
   """Metrics of a rollout's tokens under the policy after the last update.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     frozen: The parameters that no update changes, or None.
     params: After the last update.
     batch: The credited rollout, [P,G,T], with `logp_old`.
@@ -339,7 +339,7 @@ def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
   """Moves the reference to the policy.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     state: With a reference.
     weight: f32[], of the policy in the average; 1 makes a copy of it.
 

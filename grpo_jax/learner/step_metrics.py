@@ -82,7 +82,7 @@ def metrics_of_update(
   """Metrics of one update, accepted or not.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     state: After the update.
     found: Its gradient.
     update: What the optimizer did.

@@ -84,7 +84,7 @@ def credit_rollout(
   """Supplies what the method reads of policies, and finds the advantages.
 
   Args:
-    updater: See `Updater`.
+    updater: What turns rollouts into updates.
     layout: How completions are laid out. What it leaves open, this rollout
       decides.
     state: Before the first update of the rollout.
@@ -111,7 +111,7 @@ def logp_now(updater: Updater, state: TrainState, credited: Credited) -> Array:
   """f32[P,G,T], log-probabilities of a rollout by the policy of any state.
 
   Args:
-    updater: See `Updater`.
+    updater: What turns rollouts into updates.
     state: Before its updates or after them.
     credited: What `credit_rollout` returned.
   """
@@ -124,7 +124,7 @@ def take_updates(
   """Takes every update of one rollout.
 
   Args:
-    updater: See `Updater`.
+    updater: What turns rollouts into updates.
     state: Donated; do not use it again.
     credited: What `credit_rollout` returned.
 
@@ -165,7 +165,7 @@ def optimizer_batches(
   The first epoch takes them in their order, every later one in its own.
 
   Args:
-    spec: See `types.UpdateSpec`.
+    spec: How the updates of a rollout are taken.
     prompts: How many there are.
     step: Number of the rollout.
   """

@@ -125,7 +125,7 @@ class Geometry:
 
     Args:
       state: Before the first update.
-      credited: See `updates.credit_rollout`.
+      credited: The rollout with its advantages.
     """
     updater, rollout = self._updater, credited.rollout
     prompts, group, width = rollout.batch.mask.shape
