@@ -100,6 +100,13 @@ def credited(updater, state, rollout, step=0):
   return updates.credit_rollout(updater, updater.layout, state, rollout, step)
 
 
+def learn(updater, layout, state, rollout, step):
+  """The new state, metrics, and the layout for the next rollout."""
+  ready = updates.credit_rollout(updater, layout, state, rollout, step)
+  state, measured = updates.take_updates(updater, state, ready)
+  return state, measured, ready.layouts.spec
+
+
 def learned(updater, state, rollout, step=0):
   """The new state, and the metrics with those of the end of the rollout."""
   ready = credited(updater, state, rollout, step)
@@ -111,7 +118,7 @@ def learned(updater, state, rollout, step=0):
 
 def layouts_of(updater, rollout):
   """The layouts of a rollout."""
-  return layouts.layouts_of(
+  return layouts.Layouts(
     updater.compiled, rollout, updater.layout, updater.spec.batches
   )
 
@@ -136,7 +143,7 @@ def with_policies(updater, state, rollout, step=0):
 
 
 def lowered_gradient(learner, params, rows, example):
-  """What `gradient.of_batch` is compiled from, from shapes alone.
+  """What `gradient.differentiate` is compiled from, from shapes alone.
 
   Half of an update's program: without the optimizer and the metrics.
   """
@@ -147,7 +154,9 @@ def lowered_gradient(learner, params, rows, example):
     with sharding.use(learner.mesh):
       batch, state, _ = step.credit(learner, batch, method.init())
       batch = losses.prepare(method, batch, state)
-      return gradient.of_batch(learner, params, state, batch, *of_rows)
+      return gradient.differentiate(
+        learner, None, params, state, batch, *of_rows
+      )
 
   batch = losses.with_required(method, example.batch)
   batch = token_shards.placed(learner.mesh, batch, abstract=True)

@@ -126,7 +126,7 @@ EQUIVALENT |= {
     'True -> False',
   ): 'both trees have one structure',
   (
-    'learner/lowering.py:lowering',
+    'learner/programs.py:lowerings',
     'chosen = next(updates.optimizer_batches(spec, prompts, 0))',
     '0 -> 1',
   ): 'the first epoch takes the prompts in their order, at any step',

@@ -69,7 +69,7 @@ class PlainEngine:
     if self.mesh is not None:
       # Decoding reads every parameter for every token.
       rules = sharding.DECODING_RULES
-      place = sharding.of_params(
+      place = sharding.param_shardings(
         self.mesh, self.model.shapes, self.model.logical_axes, rules
       )
     self._prepare = jax.jit(self.model.sampler_params, out_shardings=place)

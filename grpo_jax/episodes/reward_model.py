@@ -249,7 +249,7 @@ class RewardModel:
     self._model = models.Transformer(config)
     shapes = jax.eval_shape(self._model.init, jax.random.key(0))
     # As the sampler has them: nothing is gathered for a micro-batch.
-    place = sharding.of_params(
+    place = sharding.param_shardings(
       self._mesh, shapes, self._model.logical_axes, sharding.DECODING_RULES
     )
     self._params = weights.load(

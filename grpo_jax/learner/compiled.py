@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 from typing import Protocol
 
 import jax
 
 from grpo_jax.learner import gradient
-from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards
 from grpo_jax.learner import step as step_lib
 from grpo_jax.learner.types import Learner
@@ -76,7 +74,7 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
   """Jits the functions of an update; nothing is compiled yet.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     params: Trained parameters, or their shapes and dtypes.
   """
   place = step_lib.state_sharding(learner, params)
@@ -104,27 +102,17 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
     # Where arrays [P,G,T] lie `token_shards` says.
     credit=jit(step_lib.credit, out_shardings=(None, everywhere, everywhere)),
     score=jit(
-      _beside(offload.given_on_device(gradient.score_all)),
+      gradient.score_all,
       static_argnums=(4, 5),
     ),
     step=jit(
-      _beside(step_lib.train_step),
+      step_lib.train_step,
       donate_argnums=1,
       static_argnums=8,
       out_shardings=(place, everywhere),
     ),
-    finish=jit(_beside(step_lib.rollout_end), out_shardings=everywhere),
+    finish=jit(step_lib.rollout_end, out_shardings=everywhere),
     fill=jit(
       row_shards.filled, out_shardings=sharding.rows(learner.mesh, axis=1)
     ),
   )
-
-
-def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function, with the frozen parameters as one more argument."""
-
-  @functools.wraps(function)
-  def with_frozen(learner, frozen, *args):
-    return function(learner.with_frozen(frozen), *args)
-
-  return with_frozen

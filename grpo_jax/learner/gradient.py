@@ -22,10 +22,11 @@ from jax.sharding import PartitionSpec
 
 from grpo_jax import losses
 from grpo_jax import models
-from grpo_jax.learner import clipped
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards
 from grpo_jax.learner import token_shards
+from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.mesh import sharding
@@ -38,6 +39,7 @@ Array = jax.Array
 
 def score_all(
   learner: Learner,
+  frozen: Any,
   params: Any,
   layout: Layout,
   num_micro: Array,
@@ -47,8 +49,9 @@ def score_all(
   """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
 
   Args:
-    learner: See `types.Learner`.
-    params: Of the policy, or of the reference.
+    learner: What stays the same from update to update.
+    frozen: The parameters that no update changes, or None.
+    params: Of the policy, or of the reference, which may lie on the host.
     layout: Micro-batches, [N, rows, ...].
     num_micro: i32[], how many of the N hold anything.
     shape: (P, G, T).
@@ -58,17 +61,19 @@ def score_all(
     f32[P,G,T] each; 0 for completions in no row.
   """
 
-  def on_shard(learner, trees, num_micro, layout):
+  def on_shard(join, trees, num_micro, layout):
     def score(rows):
-      return learner.scoring.score(trees[0], rows, with_entropy)
+      return learner.scoring.score(join(trees[0]), rows, with_entropy)
 
-    return [], micro_batches.of_all(score, layout, num_micro, shape), ()
+    return [], micro_batches.map_rows(score, layout, num_micro, shape), ()
 
-  return row_shards.run(on_shard, learner, [params], num_micro, layout)[1]
+  trees = [offload.to_device(params)]
+  return row_shards.run(on_shard, learner, frozen, trees, num_micro, layout)[1]
 
 
-def of_batch(
+def differentiate(
   learner: Learner,
+  frozen: Any,
   params: Any,
   loss_state: Any,
   batch: losses.Batch,
@@ -81,8 +86,9 @@ def of_batch(
   Rows in which no completion is `informative` are left out.
 
   Args:
-    learner: See `types.Learner`.
-    params: Of the policy.
+    learner: What stays the same from update to update.
+    frozen: The parameters that no update changes, or None.
+    params: Those that the gradient is of.
     loss_state: Of the `TrainState`.
     batch: A prepared optimizer batch, [P,G,T].
     layout: Its micro-batches, [N, rows, ...].
@@ -94,10 +100,22 @@ def of_batch(
     Completions that were left out have the log-probabilities of the old policy
     and the entropy 0.
   """
-  coupled = None  # d loss / d scores of the whole batch, where rows are coupled
+  # Where rows are coupled: d loss / d scores of the whole batch, and in which
+  # direction clipped tokens leave, [P,G,T].
+  coupled = None
   # By the method, or because tokens of one completion lie in several of them.
   if learner.method.scope == 'batch' or layout.first is not None:
-    coupled = _coupled(learner, params, loss_state, batch, layout, num_micro)
+    scores = score_all(
+      learner,
+      frozen,
+      params,
+      layout,
+      num_micro,
+      batch.mask.shape,
+      learner.with_entropy,
+    )
+    (_, terms), slopes = _loss_and_slopes(learner, scores, batch, loss_state)
+    coupled = slopes, trust_region.outward(terms, batch)
   needed = informative(learner, batch)
   kept = None if everything else needed  # the others are left out
   if kept is not None:
@@ -106,12 +124,13 @@ def of_batch(
     )
   at = token_shards.specs(learner.mesh, batch)
 
-  def on_shard(learner, trees, given, layout):
+  def on_shard(join, trees, given, layout):
     loss_state, batch, coupled, num_micro, kept = given
     if kept is not None:
       layout = micro_batches.needed_first(layout, kept)
     return _of_own(
       learner,
+      join,
       trees[0],
       loss_state,
       batch,
@@ -125,6 +144,7 @@ def of_batch(
   (grads, *outward), of_tokens, statistics = row_shards.run(
     on_shard,
     learner,
+    frozen,
     [params],
     (loss_state, batch, coupled, num_micro, kept),
     layout,
@@ -153,7 +173,7 @@ def informative(learner: Learner, batch: losses.Batch) -> Array | None:
   """Which completions an update needs: those that have an advantage.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     batch: The prepared optimizer batch, [P,G,T].
 
   Returns:
@@ -167,18 +187,9 @@ def informative(learner: Learner, batch: losses.Batch) -> Array | None:
   return jnp.any(batch.keep & (batch.advantage != 0), axis=-1)
 
 
-def _coupled(learner, params, loss_state, batch, layout, num_micro):
-  """d loss / d scores, and in which direction clipped tokens leave, [P,G,T]."""
-  shape = batch.mask.shape
-  scores = score_all(
-    learner, params, layout, num_micro, shape, learner.with_entropy
-  )
-  (_, terms), slopes = _loss_and_slopes(learner, scores, batch, loss_state)
-  return slopes, clipped.outward(terms, batch)
-
-
 def _of_own(
   learner,
+  join,
   params,
   loss_state,
   batch,
@@ -191,11 +202,13 @@ def _of_own(
   """The gradient that the rows at hand give, and what is measured of them.
 
   Args:
-    learner: See `types.Learner`.
-    params: Of the policy.
+    learner: What stays the same from update to update.
+    join: See `row_shards.run`.
+    params: What a data shard has of those that the gradient is of.
     loss_state: Of the `TrainState`.
     batch: The prepared optimizer batch: what a data shard has of it.
-    coupled: What `_coupled` returned, or None.
+    coupled: d loss / d scores of all rows and the directions of clipped tokens,
+      [P,G,T]; None: they are found for each micro-batch by itself.
     num_micro: i32[], how many micro-batches hold anything.
     layout: Micro-batches, [N, rows, ...].
     at: What `token_shards.specs` tells of the batch.
@@ -210,7 +223,7 @@ def _of_own(
   of_mass = None  # d loss / d the probabilities of experts
   if learner.expert_balance:
     statistics = shards.sum_over(
-      _statistics(learner, params, batch, layout, num_micro, at)
+      _statistics(learner, join, params, batch, layout, num_micro, at)
     )
     balance = lambda mass: models.balance(statistics._replace(mass=mass))
     slope = jax.grad(balance)(statistics.mass)
@@ -219,7 +232,9 @@ def _of_own(
   def micro_batch(k):
     rows = micro_batches.rows(layout, k)
     (scores, mass), pull_back, routed = jax.vjp(
-      lambda p: _scored(learner, p, rows, batch, at), params, has_aux=True
+      lambda p: _scored(learner, join(p), rows, batch, at),
+      params,
+      has_aux=True,
     )
     no_slope = jax.tree.map(jnp.zeros_like, mass)
     of_routers = no_slope if of_mass is None else of_mass
@@ -230,7 +245,7 @@ def _of_own(
     else:
       part = token_shards.take(batch, at, rows.completion)
       (_, terms), slopes = _loss_and_slopes(learner, scores, part, loss_state)
-      direction = clipped.outward(terms, part)
+      direction = trust_region.outward(terms, part)
     grads = [pull_back((slopes, of_routers))[0]]
     if learner.optimizer.with_outward:
       back = lambda slopes: pull_back((slopes, no_slope))
@@ -273,8 +288,8 @@ def _scored(
   """What the model says of some rows: what has a gradient, and what has none.
 
   Args:
-    learner: See `types.Learner`.
-    params: Of the policy.
+    learner: What stays the same from update to update.
+    params: As `learner.scoring` takes them.
     rows: A micro-batch.
     batch: The optimizer batch, [P,G,T].
     at: What `token_shards.specs` tells of it.
@@ -297,20 +312,20 @@ def _scored(
   return (scores, routed.statistics.mass), routed
 
 
-def _statistics(learner, params, batch, layout, num_micro, at):
+def _statistics(learner, join, params, batch, layout, num_micro, at):
   """The sums over all tokens of what routers did; see `routing.Statistics`."""
 
-  def of_micro_batch(k):
+  def counted(k):
     rows = micro_batches.rows(layout, k)
-    routed = _scored(learner, params, rows, batch, at)[1]
+    routed = _scored(learner, join(params), rows, batch, at)[1]
     assert routed is not None
     return routed.statistics
 
-  sums = jax.eval_shape(of_micro_batch, 0)
+  sums = jax.eval_shape(counted, 0)
   return micro_batches.over(
     layout,
     num_micro,
-    lambda k, total: jax.tree.map(jnp.add, total, of_micro_batch(k)),
+    lambda k, total: jax.tree.map(jnp.add, total, counted(k)),
     lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums),
   )
 
@@ -321,7 +336,7 @@ def slope_at_ratio_one(
   """d loss / d logp, f32[P,G,T], if the policy had not moved.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     found: The gradient of the batch; its log-probabilities become those of the
       old policy and of the sampler. A penalty keeps its true log-ratio to the
       reference.

@@ -1,6 +1,5 @@
 """How the optimizer batches of one rollout lie in rows, on the mesh."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -22,27 +21,31 @@ class Stack(NamedTuple):
   used: int  # how many of the N hold anything
 
 
-@dataclasses.dataclass(frozen=True)
 class Layouts:
   """The stacks of one rollout, as long as it is learned from.
 
   The policies that score it, the first epoch and the instruments read the same
-  rows. A stack is put on the mesh when it is read first.
+  rows. So a stack of the first epoch is laid out and put on the mesh when it is
+  read first, and kept: it is the one thing that changes.
 
   Attributes:
-    compiled: Whose mesh it is.
-    rollout: See `episodes/types.py`.
+    compiled: Has the mesh.
+    rollout: What was drawn.
     spec: How completions are laid out; it leaves nothing open.
     batches: Optimizer batches of an epoch; divides the prompts.
   """
 
-  compiled: Compiled
-  rollout: Rollout
-  spec: LayoutSpec
-  batches: int
-  _kept: dict[bytes, Stack] = dataclasses.field(
-    default_factory=dict, init=False, repr=False
-  )
+  def __init__(
+    self, compiled: Compiled, rollout: Rollout, spec: LayoutSpec, batches: int
+  ):
+    """What `spec` leaves open, the first optimizer batch decides."""
+    self.compiled, self.rollout, self.batches = compiled, rollout, batches
+    self._first: dict[bytes, Stack | None] = {
+      chosen.tobytes(): None for chosen in self.first_epoch()
+    }
+    if spec.is_open:
+      spec = micro_batches.decided(rollout, self.first_epoch()[0], spec)
+    self.spec = spec
 
   def first_epoch(self) -> list[np.ndarray]:
     """The prompts [P'] of each optimizer batch of the first epoch."""
@@ -55,12 +58,12 @@ class Layouts:
       chosen: i[P'], numbers of the prompts.
     """
     key = chosen.tobytes()
-    if key in self._kept:
-      return self._kept[key]
+    if found := self._first.get(key):
+      return found
     found = lay_out(self.compiled, self.rollout, chosen, self.spec)
     # A later epoch has other optimizer batches, which are used only once.
-    if len(self._kept) < self.batches:
-      self._kept[key] = found
+    if key in self._first:
+      self._first[key] = found
     return found
 
   def shapes(self) -> dict[str, str | int]:
@@ -78,25 +81,6 @@ class Layouts:
     }
 
 
-def layouts_of(
-  compiled: Compiled, rollout: Rollout, spec: LayoutSpec, batches: int
-) -> Layouts:
-  """The layouts of a rollout, nothing of them on the mesh yet.
-
-  Args:
-    compiled: Whose mesh it is.
-    rollout: See `episodes/types.py`.
-    spec: What it leaves open, the first optimizer batch decides; see
-      `models.stack.decide`.
-    batches: Optimizer batches of an epoch.
-  """
-  made = Layouts(compiled, rollout, spec, batches)
-  if not spec.is_open:
-    return made
-  decided = micro_batches.decided(rollout, made.first_epoch()[0], spec)
-  return dataclasses.replace(made, spec=decided)
-
-
 def lay_out(
   compiled: Compiled, rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> Stack:
@@ -104,13 +88,13 @@ def lay_out(
 
   Args:
     compiled: Whose mesh it is.
-    rollout: See `episodes/types.py`.
+    rollout: What was drawn.
     chosen: i[P'], numbers of the prompts.
     spec: How completions are laid out.
   """
   mesh = compiled.mesh
   shards = host_arrays.own_shards(mesh)
-  rows, used = micro_batches.of_rollout(rollout, chosen, spec, shards)
+  rows, used = micro_batches.cut_rollout(rollout, chosen, spec, shards)
   rows = host_arrays.from_local(rows, sharding.rows(mesh, axis=1))
   if rollout.holder is not None:
     rows = compiled.fill(rows, rollout.batch.tokens, chosen)
@@ -123,7 +107,7 @@ def abstract_stack(
   """As `lay_out`, with shapes, dtypes and shardings in place of arrays."""
   # Which rows are filled does not matter.
   nowhere = np.zeros(sharding.row_shards(compiled.mesh), bool)
-  rows, used = micro_batches.of_rollout(example, chosen, spec, nowhere)
+  rows, used = micro_batches.cut_rollout(example, chosen, spec, nowhere)
   place = sharding.rows(compiled.mesh, axis=1)
   return Stack(
     jax.tree.map(

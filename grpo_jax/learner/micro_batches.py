@@ -93,7 +93,7 @@ def _with_needed(stacked: Layout, needed: Array) -> Array:
   return jnp.any(found, axis=-1)
 
 
-def of_all(
+def map_rows(
   function: Callable[[Layout], Any],
   stacked: Layout,
   num_micro: Array,
@@ -127,7 +127,7 @@ def of_all(
   return over(stacked, num_micro, body, nothing)
 
 
-def of_rollout(
+def cut_rollout(
   rollout: Rollout,
   chosen: np.ndarray,
   spec: LayoutSpec,
@@ -136,7 +136,7 @@ def of_rollout(
   """The micro-batches of some prompts of a rollout.
 
   Args:
-    rollout: See `episodes/types.py`.
+    rollout: What was drawn.
     chosen: Numbers of the P' prompts.
     spec: How completions are laid out.
     shards: See `models.stack.micro_batches`.

@@ -6,8 +6,6 @@ needed, and its results lie again where the state lies. Nothing else in the
 learner has to know of them.
 """
 
-from collections.abc import Callable
-import functools
 from typing import Any
 
 import jax
@@ -72,13 +70,3 @@ def back(tree: Any, before: Any) -> Any:
     tree,
     before,
   )
-
-
-def given_on_device(function: Callable[..., Any]) -> Callable[..., Any]:
-  """`function(learner, params, ...)`, whose `params` may lie on the host."""
-
-  @functools.wraps(function)
-  def wrapped(learner, params, *args):
-    return function(learner, to_device(params), *args)
-
-  return wrapped

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from grpo_jax import losses
 from grpo_jax import optim
-from grpo_jax.learner import clipped
 from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards
+from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
@@ -29,8 +29,9 @@ Array = jax.Array
 Measured = dict[str, metrics.Metric]
 
 
-def of_update(
+def measure(
   learner: Learner,
+  frozen: Any,
   state: TrainState,
   found: Gradient,
   update: Update,
@@ -47,7 +48,8 @@ def of_update(
   the parameters; no activations are kept.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
+    frozen: The parameters that no update changes, or None.
     state: Before the update.
     found: The gradient of the update.
     update: What the optimizer did.
@@ -75,7 +77,7 @@ def of_update(
 
   tangents = _tangents(learner, state, found.grads, update)
 
-  def on_shard(learner, trees, num_micro, layout):
+  def on_shard(join, trees, num_micro, layout):
     old, new, *parts = trees
     # `score` may use attention with a backward pass of its own, which `jax.jvp`
     # cannot differentiate.
@@ -86,7 +88,7 @@ def of_update(
     # gives the derivative of a single number.
     def along(rows):
       def score(p):
-        return score_forward(p, rows, False).logp
+        return score_forward(join(p), rows, False).logp
 
       return {
         name: jax.jvp(score, (old,), (tangent,))[1]
@@ -94,21 +96,21 @@ def of_update(
       }
 
     def after(rows):
-      return scoring.score(new, rows, learner.with_entropy)
+      return scoring.score(join(new), rows, learner.with_entropy)
 
     of_tokens = (
-      micro_batches.of_all(along, layout, num_micro, shape),
-      micro_batches.of_all(after, layout, num_micro, shape),
+      micro_batches.map_rows(along, layout, num_micro, shape),
+      micro_batches.map_rows(after, layout, num_micro, shape),
     )
     return [], of_tokens, ()
 
   trees = [state.params, update.params, *tangents.values()]
   _, (slopes, scores), _ = row_shards.run(
-    on_shard, learner, trees, num_micro, layout
+    on_shard, learner, frozen, trees, num_micro, layout
   )
   # Of the tokens that were clipped before the update, not of those that are
   # clipped after it.
-  direction = clipped.outward(found.terms, batch)
+  direction = trust_region.outward(found.terms, batch)
   chosen = direction != 0
   motion = direction * (scores.logp - found.scores.logp)
   measured: Measured = {
@@ -130,7 +132,7 @@ def of_update(
 def _tangents(
   learner: Learner, state: TrainState, grads: Any, update: Update
 ) -> dict[str, Any]:
-  """Motions of the parameters, by what moves them; see `of_update`."""
+  """Motions of the parameters, by what moves them; see `measure`."""
   before, after = offload.to_device((state.opt_state, update.opt_state))
   # Brakes read the extra arguments, in the split and on the coast too.
   parts = optim.split_update(
@@ -159,9 +161,9 @@ def _tangents(
 def ends(
   learner: Learner, scores: Scores, batch: losses.Batch, loss_state: Any
 ) -> Measured:
-  """`ends_clipped` and `ends_outside`; see `of_update`."""
+  """`ends_clipped` and `ends_outside`; see `measure`."""
   # One range for all updates of a rollout, or their shares could not be
-  # compared; see `of_update`.
+  # compared; see `measure`.
   if 'updates_done' in batch.extras:
     none = jnp.zeros(batch.mask.shape, jnp.float32)
     extras = {**batch.extras, 'updates_done': none}
@@ -170,6 +172,10 @@ def ends(
     learner.method, scores.logp, batch, loss_state, scores.entropy
   )
   return {
-    'ends_clipped': metrics.masked_mean(clipped.clipped(terms), batch.keep),
-    'ends_outside': metrics.masked_mean(clipped.outside(terms), batch.keep),
+    'ends_clipped': metrics.masked_mean(
+      trust_region.clipped(terms), batch.keep
+    ),
+    'ends_outside': metrics.masked_mean(
+      trust_region.outside(terms), batch.keep
+    ),
   }

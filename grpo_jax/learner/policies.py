@@ -46,7 +46,7 @@ def score(
   """`Scores` f32[P,G,T] of the completions of a rollout.
 
   Args:
-    layouts: Of the rollout.
+    layouts: How its completions lie in rows.
     frozen: The parameters that no update changes, or None.
     params: Of the policy, or of the reference.
     with_entropy: Whether to compute the entropy too.
@@ -72,10 +72,10 @@ def with_policies(
   """The batch with the log-probabilities, entropy and noise that are needed.
 
   Args:
-    learner: See `types.Learner`.
-    spec: See `types.UpdateSpec`.
+    learner: What stays the same from update to update.
+    spec: How the updates of a rollout are taken.
     state: Before the first update of the rollout.
-    rollout: See `episodes/types.py`.
+    rollout: What was drawn.
     step: Number of the rollout.
     score: Scores its completions.
 

@@ -9,6 +9,7 @@ would reduce gradients in every chunk of tokens, and gather activations.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -19,12 +20,13 @@ from grpo_jax.learner import token_shards
 from grpo_jax.learner.types import Learner
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
+from grpo_jax.models import lora
 from grpo_jax.models import stack
 from grpo_jax.models.layout import Layout
 
-Function = Callable[
-  [Learner, Sequence[Any], Any, Layout], tuple[list, Any, Any]
-]
+# From the trained parameters that a shard has to what the model is given.
+Join = Callable[[Any], Any]
+Function = Callable[[Join, Sequence[Any], Any, Layout], tuple[list, Any, Any]]
 
 _EVERYWHERE = PartitionSpec()
 
@@ -32,6 +34,7 @@ _EVERYWHERE = PartitionSpec()
 def run(
   function: Function,
   learner: Learner,
+  frozen: Any,
   trees: Sequence[Any],
   given: Any,
   layout: Layout,
@@ -41,9 +44,12 @@ def run(
   """Calls a function on every data shard, with the rows of that shard.
 
   Args:
-    function: `(learner, trees, given, layout) -> (like_params, of_tokens,
-      sums)`.
-    learner: See `types.Learner`.
+    function: `(join, trees, given, layout) -> (like_params, of_tokens, sums)`.
+      `join` makes of the trained parameters what `learner.scoring` takes: it
+      adds the frozen ones and, unless the model gathers them itself, gathers
+      all. What the gradient is of goes through it.
+    learner: What stays the same from update to update.
+    frozen: The parameters that no update changes, or None.
     trees: Trees like the trained parameters. A shard gets its parts of them.
     given: Further arrays.
     layout: Micro-batches, [N, rows, ...], of which a shard gets its rows.
@@ -59,12 +65,13 @@ def run(
     arrays [P,G,T], of which the function has `put` together what the shard has.
     `sums` are arrays that are summed.
   """
-  mesh, frozen = learner.mesh, learner.scoring.frozen
+  mesh = learner.mesh
   if mesh.size == 1:
-    return function(learner.beside(frozen), trees, given, layout)
+    join = functools.partial(lora.join, second=frozen)
+    return function(join, trees, given, layout)
 
   def places(tree):
-    return sharding.of_params(mesh, tree, learner.placement.logical_axes)
+    return sharding.param_shardings(mesh, tree, learner.placement.logical_axes)
 
   at_frozen, at_params = places(frozen), places(trees[0])
   of_frozen, of_params = shards.specs(at_frozen), shards.specs(at_params)
@@ -72,11 +79,11 @@ def run(
 
   def on_shard(frozen, trees, given, layout):
     if learner.scoring.takes_shards:
-      bound = learner.beside(frozen)
+      join = functools.partial(lora.join, second=frozen)
     else:
-      bound = learner.beside(_whole(frozen, at_frozen))
-      bound = _gathering(bound, at_params)
-    like_params, of_tokens, sums = function(bound, trees, given, layout)
+      whole = _whole(frozen, at_frozen)
+      join = lambda params: lora.join(_whole(params, at_params), whole)
+    like_params, of_tokens, sums = function(join, trees, given, layout)
     like_params = [_summed(tree, of_params) for tree in like_params]
     of_tokens = lax.psum(of_tokens, token_shards.missing(width))
     return like_params, of_tokens, shards.sum_over(sums)
@@ -98,7 +105,7 @@ def filled(
   """Micro-batches of ids, from those of `stack.number_tokens`.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     layout: Micro-batches, [N, rows, ...].
     tokens: i32[P,G,T], the ids of all completions.
     prompts: i32[P'], the prompts in the micro-batches.
@@ -129,15 +136,6 @@ def _cut(layout: Layout) -> Layout:
 def _whole(tree: Any, places: Any) -> Any:
   """All parameters of a tree, gathered."""
   return jax.tree.map(lambda x, at: shards.gather(x, at.spec), tree, places)
-
-
-def _gathering(learner: Learner, places: Any) -> Learner:
-  """A learner whose model gets whole parameters, all of them at once."""
-
-  def gathered(score):
-    return lambda params, *args: score(_whole(params, places), *args)
-
-  return learner.with_scores(gathered)
 
 
 def _summed(tree: Any, specs: Any) -> Any:

@@ -13,13 +13,13 @@ import optax
 
 from grpo_jax import losses
 from grpo_jax import optim
-from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient
 from grpo_jax.learner import metrics
 from grpo_jax.learner import offload
 from grpo_jax.learner import overshoot
 from grpo_jax.learner import step_metrics
 from grpo_jax.learner import token_shards
+from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import Update
@@ -34,7 +34,7 @@ def init(learner: Learner, params: Any) -> TrainState:
   """A fresh state around given parameters.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     params: float32 parameters.
 
   Returns:
@@ -62,7 +62,7 @@ def state_sharding(learner: Learner, params: Any) -> TrainState:
   """
   everywhere = sharding.replicated(learner.mesh)
   place = learner.placement
-  of_params = sharding.of_params(place.mesh, params, place.logical_axes)
+  of_params = sharding.param_shardings(place.mesh, params, place.logical_axes)
   away = offload.on_host(of_params)
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
   # optax tells apart the trees in its state that are like the parameters.
@@ -87,7 +87,7 @@ def credit(
   """Advantages of a whole rollout; once per rollout.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     batch: The rollout, [P,G,T].
     loss_state: Of the `TrainState`.
 
@@ -103,7 +103,7 @@ def credit(
   loss_state = jax.tree.map(
     lambda new, old: jnp.where(sound, new, old), new_state, loss_state
   )
-  measured = step_metrics.of_credit(given, batch, uniform)
+  measured = step_metrics.metrics_of_credit(given, batch, uniform)
   # They have been measured, so updates need not carry them.
   extras = {
     name: value
@@ -116,6 +116,7 @@ def credit(
 
 def train_step(
   learner: Learner,
+  frozen: Any,
   state: TrainState,
   batch: losses.Batch,
   prompts: Array,
@@ -128,8 +129,9 @@ def train_step(
   """One update: a gradient, a step of the optimizer, and metrics of both.
 
   Args:
-    learner: See `types.Learner`.
-    state: See `types.TrainState`.
+    learner: What stays the same from update to update.
+    frozen: The parameters that no update changes, or None.
+    state: What the update changes.
     batch: The credited rollout, [P,G,T].
     prompts: i32[P'], the prompts of this optimizer batch.
     layout: The micro-batches of these, [N, rows, ...]; its completions are
@@ -138,7 +140,7 @@ def train_step(
     rollout_start: i32[], `state.step` before the rollout's first update.
     number: i32[], of this update among those of the run, from 0, whether they
       were taken or not: where the optimizer's schedules are.
-    watch: Whether to measure overshoot too, see `overshoot.of_update`; static.
+    watch: Whether to measure overshoot too, see `overshoot.measure`; static.
 
   Returns:
     The new state and metrics. An update changes nothing but counters if its
@@ -149,8 +151,9 @@ def train_step(
   """
   batch = _prepared(learner, state, batch, prompts, rollout_start)
   state = state._replace(opt_state=optim.set_schedules(state.opt_state, number))
-  found = gradient.of_batch(
+  found = gradient.differentiate(
     learner,
+    frozen,
     state.params,
     state.loss_state,
     batch,
@@ -161,15 +164,15 @@ def train_step(
   first = state.step == rollout_start
   update = _optimizer_step(learner, state, found, batch, first, watch)
   new_state = _taken_over(state, update)
-  measured = step_metrics.of_update(
+  measured = step_metrics.metrics_of_update(
     learner, new_state, found, update, batch, num_micro, first
   )
   learning_rate = learner.measuring.learning_rate
   if learning_rate is not None:
-    measured |= step_metrics.of_schedule(learning_rate(number))
+    measured |= step_metrics.metrics_of_schedule(learning_rate(number))
   if watch:
-    measured |= overshoot.of_update(
-      learner, state, found, update, batch, layout, num_micro
+    measured |= overshoot.measure(
+      learner, frozen, state, found, update, batch, layout, num_micro
     )
   return new_state, measured
 
@@ -187,7 +190,7 @@ def _prepared(learner, state, batch, prompts, rollout_start) -> losses.Batch:
 
 def _optimizer_step(learner, state, found, batch, first, watch) -> Update:
   """What the optimizer makes of a gradient; nothing, if it is refused."""
-  off = clipped.clipped(found.terms) & batch.keep
+  off = trust_region.clipped(found.terms) & batch.keep
   # At least 1, because an optimizer batch may have no token to train.
   kept = jnp.maximum(jnp.sum(batch.keep, dtype=jnp.float32), 1)
   square = jnp.sum(jnp.where(batch.keep, jnp.square(batch.advantage), 0))
@@ -287,6 +290,7 @@ def _taken_over(state: TrainState, update: Update) -> TrainState:
 
 def rollout_end(
   learner: Learner,
+  frozen: Any,
   params: Any,
   batch: losses.Batch,
   loss_state: Any,
@@ -297,7 +301,8 @@ def rollout_end(
   """Metrics of a rollout's tokens under the policy after the last update.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
+    frozen: The parameters that no update changes, or None.
     params: After the last update.
     batch: The credited rollout, [P,G,T], with `logp_old`.
     loss_state: Of the `TrainState`.
@@ -313,7 +318,13 @@ def rollout_end(
   batch = jax.tree.map(lambda x: x[prompts], batch)
   batch = losses.prepare(learner.method, batch, loss_state)
   scores = gradient.score_all(
-    learner, params, layout, num_micro, batch.mask.shape, learner.with_entropy
+    learner,
+    frozen,
+    params,
+    layout,
+    num_micro,
+    batch.mask.shape,
+    learner.with_entropy,
   )
   ends = overshoot.ends(learner, scores, batch, loss_state)
   kl = step_metrics.kl_old(scores.logp, batch)
@@ -328,7 +339,7 @@ def refresh(learner: Learner, state: TrainState, weight: Array) -> TrainState:
   """Moves the reference to the policy.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     state: With a reference.
     weight: f32[], of the policy in the average; 1 makes a copy of it.
 

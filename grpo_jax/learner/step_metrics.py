@@ -30,7 +30,7 @@ Mean, Max, Min = metrics.Mean, metrics.Max, metrics.Min
 _MAX_LOG_RATIO = 20.0  # where the losses saturate their ratios too
 
 
-def of_credit(
+def metrics_of_credit(
   given: losses.Batch, batch: losses.Batch, uniform: ArrayLike
 ) -> Measured:
   """Metrics of a rollout, once per rollout.
@@ -70,7 +70,7 @@ def of_credit(
   return {**metrics.together(wanted), 'advantage': moments}
 
 
-def of_update(
+def metrics_of_update(
   learner: Learner,
   state: TrainState,
   found: Gradient,
@@ -82,7 +82,7 @@ def of_update(
   """Metrics of one update, accepted or not.
 
   Args:
-    learner: See `types.Learner`.
+    learner: What stays the same from update to update.
     state: After the update.
     found: Its gradient.
     update: What the optimizer did.
@@ -91,22 +91,22 @@ def of_update(
     first: bool[], whether this is the rollout's first update.
 
   Returns:
-    What `of_terms` returns of the completions that are `gradient.informative`;
-    what `of_prefixes` and `nonfinite` return; `left_out`, the share of
+    What `metrics_of_terms` returns of completions that are `informative`;
+    what `metrics_of_prefixes` and `nonfinite` return; `left_out`, the share of
     micro-batches that were not computed because they hold no such completion;
     `needed_tokens`, the share of tokens in such completions; `loss`,
     `grad_norm`, `update_norm` (0 if the update is not accepted), `param_norm`;
     the counters `nonfinite_steps` and `idle_steps` of the state, which only
     grow; what `optim.record_adam_moments` has recorded, if the optimizer
-    records; and what `of_routers` returns, if the model has experts.
+    records; and what `metrics_of_routers` returns, if the model has experts.
   """
   needed = batch.mask
   if found.needed is not None:
     needed = batch.mask & found.needed[..., None]
   scored = batch._replace(mask=needed, keep=batch.keep & needed)
-  measured = nonfinite(update.sound) | of_terms(found.terms, scored)
+  measured = nonfinite(update.sound) | metrics_of_terms(found.terms, scored)
   if found.routed is not None:
-    measured |= of_routers(found.routed, scored)
+    measured |= metrics_of_routers(found.routed, scored)
   for name in measured:
     if name.startswith(('sampler_gap', 'router_disagreement')):
       # From the second update on the policy has moved, and the gap is no longer
@@ -117,7 +117,7 @@ def of_update(
     intended = -gradient.slope_at_ratio_one(
       learner, found, batch, state.loss_state
     )
-  measured |= of_prefixes(batch, -found.slope, intended)
+  measured |= metrics_of_prefixes(batch, -found.slope, intended)
   if learner.measuring.records:
     for name, value in optim.moment_metrics(update.opt_state).items():
       measured[name] = metrics.masked_mean(value, update.accepted)
@@ -138,7 +138,7 @@ def of_update(
   }
 
 
-def of_schedule(learning_rate: ArrayLike) -> Measured:
+def metrics_of_schedule(learning_rate: ArrayLike) -> Measured:
   """The learning rate of an update; of a rollout its mean and both ends.
 
   Args:
@@ -175,7 +175,9 @@ def nonfinite(sound: dict[str, Array]) -> Measured:
   return measured
 
 
-def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
+def metrics_of_terms(
+  terms: losses.SurrogateTerms, batch: losses.Batch
+) -> Measured:
   r"""Metrics of some completions.
 
   With :math:`d` the log-probability under one policy minus that under another,
@@ -246,7 +248,7 @@ def of_terms(terms: losses.SurrogateTerms, batch: losses.Batch) -> Measured:
   }
 
 
-def of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
+def metrics_of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
   """Metrics of the routers of a model with experts.
 
   Args:
@@ -278,7 +280,7 @@ def of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:
   return measured
 
 
-def of_prefixes(
+def metrics_of_prefixes(
   batch: losses.Batch, coefficient: Array, intended: Array | None = None
 ) -> Measured:
   """The gradient's weight on the tokens that a group shares.
@@ -331,14 +333,14 @@ def of_prefixes(
 
 
 def kl_old(logp: ArrayLike, batch: losses.Batch) -> Measured:
-  """`kl_old_k1` and `kl_old_k3`; see `of_terms`."""
+  """`kl_old_k1` and `kl_old_k3`; see `metrics_of_terms`."""
   old = logp if batch.logp_old is None else batch.logp_old
   wanted = _kl('kl_old', jnp.subtract(logp, old), batch.keep)
   return metrics.together(wanted)
 
 
 def _kl(name: str, log_ratio: ArrayLike, kept: ArrayLike) -> Wanted:
-  """Two estimates; see `of_terms`."""
+  """Two estimates; see `metrics_of_terms`."""
   gap = _saturated(log_ratio)
   # expm1, because exp(gap) - 1 loses most of its digits for a small gap.
   k3 = jnp.expm1(gap) - gap

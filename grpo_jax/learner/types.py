@@ -13,7 +13,6 @@ from grpo_jax import losses
 from grpo_jax.learner import offload
 from grpo_jax.models import Routed
 from grpo_jax.models import Scores
-from grpo_jax.models import lora
 
 Array = jax.Array
 
@@ -87,21 +86,12 @@ class Scoring:
     takes_shards: Whether the model gathers what it needs of parameters that are
       split over data shards; see `sharding.on_shard`. Otherwise it gets all of
       them whole.
-    frozen: Parameters that `beside` is to add, split as the others are.
   """
 
   score: Callable[..., Any]
   score_forward: Callable[..., Any] | None = None
   score_routed: Callable[..., Any] | None = None
   takes_shards: bool = False
-  frozen: Any = None
-
-  def changed(self, change: Callable[[Any], Any]) -> 'Scoring':
-    """All functions that score, changed alike."""
-    names = 'score', 'score_forward', 'score_routed'
-    found = {name: getattr(self, name) for name in names}
-    changed = {name: change(f) for name, f in found.items() if f is not None}
-    return dataclasses.replace(self, **changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +129,7 @@ class Placement:
 
   Attributes:
     mesh: From `sharding.make_mesh`.
-    logical_axes: The model's; see `sharding.of_params`.
+    logical_axes: The model's; see `sharding.param_shardings`.
     offload_moments: Whether the moments, and whatever else the optimizer keeps
       for each parameter, lie in the memory of the host between updates.
     offload_reference: Whether the reference lies there while nothing is scored.
@@ -165,7 +155,8 @@ class Measuring:
     coast_steps: For how many steps without gradient overshoot is predicted.
     records: Whether the optimizer was made by `optim.record_adam_moments`.
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
-      take a second evaluation of the loss; see `step_metrics.of_prefixes`.
+      take a second evaluation of the loss; see
+      `step_metrics.metrics_of_prefixes`.
     learning_rate: From the number of an update to the learning rate that the
       optimizer takes then; None: there are no metrics of it.
   """
@@ -188,7 +179,7 @@ class Learner:
     measuring: What is measured inside an update.
     expert_balance: What `models.balance` of the optimizer batch is multiplied
       by and added to the loss. Unless it is 0, an update takes a further
-      forward pass; see `gradient.of_batch`.
+      forward pass; see `gradient.differentiate`.
     compute_all: Whether updates compute completions without an advantage though
       the method finds nothing in them; see `LossTransform`.
   """
@@ -208,32 +199,6 @@ class Learner:
         'this one has none; set config.learner.expert_balance=0.'
       )
 
-  def with_frozen(self, frozen: Any) -> 'Learner':
-    """This learner, for parameters beside frozen ones; see `Scoring`."""
-    scoring = dataclasses.replace(self.scoring, frozen=frozen)
-    return dataclasses.replace(self, scoring=scoring)
-
-  def with_scores(self, change: Callable[[Any], Any]) -> 'Learner':
-    """This learner, with all of its functions that score changed alike."""
-    return dataclasses.replace(self, scoring=self.scoring.changed(change))
-
-  def beside(self, frozen: Any) -> 'Learner':
-    """This learner, for parameters that are a part of the model's.
-
-    Args:
-      frozen: The other part, which no update changes; None: there is none.
-
-    Returns:
-      A learner whose functions that score take the trained part.
-    """
-    if frozen is None:
-      return self
-
-    def joined(score):
-      return lambda params, *args: score(lora.join(params, frozen), *args)
-
-    return self.with_scores(joined)
-
   @property
   def mesh(self) -> jax.sharding.Mesh:
     """The mesh on which arrays lie."""
@@ -251,7 +216,7 @@ class Learner:
 
   @property
   def reference_scorings(self) -> list[str]:
-    """The program of `lowering` that scores the reference, if any."""
+    """The program of `lowerings` that scores the reference, if any."""
     away = self.placement.offload_reference
     return ['score_reference' if away else 'score_all'] * self.with_reference
 

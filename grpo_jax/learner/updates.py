@@ -2,8 +2,7 @@
 
 `credit_rollout` supplies what the method reads of policies and finds the
 advantages; `take_updates` takes every update. Between the two, instruments see
-the state, which the updates donate. `learn` does both. `step.train_step` is one
-update.
+the state, which the updates donate. `step.train_step` is one update.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.learner import layouts as layouts_lib
 from grpo_jax.learner import metrics
 from grpo_jax.learner import policies
 from grpo_jax.learner import token_shards
@@ -86,16 +84,16 @@ def credit_rollout(
   """Supplies what the method reads of policies, and finds the advantages.
 
   Args:
-    updater: See `Updater`.
+    updater: What turns rollouts into updates.
     layout: How completions are laid out. What it leaves open, this rollout
-      decides; see `layouts.layouts_of`.
+      decides.
     state: Before the first update of the rollout.
     rollout: See `episodes/types.py`. What other processes know of it has been
       gathered on the devices.
     step: Number of the rollout.
   """
   compiled, spec = updater.compiled, updater.spec
-  layouts = layouts_lib.layouts_of(compiled, rollout, layout, spec.batches)
+  layouts = Layouts(compiled, rollout, layout, spec.batches)
   score = functools.partial(policies.score, layouts, updater.frozen)
   batch, scorings = policies.with_policies(
     compiled.learner, spec, state, rollout, step, score
@@ -113,7 +111,7 @@ def logp_now(updater: Updater, state: TrainState, credited: Credited) -> Array:
   """f32[P,G,T], log-probabilities of a rollout by the policy of any state.
 
   Args:
-    updater: See `Updater`.
+    updater: What turns rollouts into updates.
     state: Before its updates or after them.
     credited: What `credit_rollout` returned.
   """
@@ -126,7 +124,7 @@ def take_updates(
   """Takes every update of one rollout.
 
   Args:
-    updater: See `Updater`.
+    updater: What turns rollouts into updates.
     state: Donated; do not use it again.
     credited: What `credit_rollout` returned.
 
@@ -159,27 +157,6 @@ def take_updates(
   return state, measured
 
 
-class Learned(NamedTuple):
-  """What the updates of a rollout have made."""
-
-  state: TrainState
-  measured: Measured  # of the rollout and its updates
-  layout: LayoutSpec  # for the next rollout; it leaves nothing open
-
-
-def learn(
-  updater: Updater,
-  layout: LayoutSpec,
-  state: TrainState,
-  rollout: Rollout,
-  step: int,
-) -> Learned:
-  """`credit_rollout` and `take_updates`; the state is donated."""
-  credited = credit_rollout(updater, layout, state, rollout, step)
-  state, measured = take_updates(updater, state, credited)
-  return Learned(state, measured, credited.layouts.spec)
-
-
 def optimizer_batches(
   spec: UpdateSpec, prompts: int, step: int
 ) -> Iterator[np.ndarray]:
@@ -188,7 +165,7 @@ def optimizer_batches(
   The first epoch takes them in their order, every later one in its own.
 
   Args:
-    spec: See `types.UpdateSpec`.
+    spec: How the updates of a rollout are taken.
     prompts: How many there are.
     step: Number of the rollout.
   """

@@ -469,7 +469,7 @@ def path_names(path: Any) -> tuple[str, ...]:
   return tuple(str(getattr(k, 'key', getattr(k, 'idx', k))) for k in path)
 
 
-def of_params(
+def param_shardings(
   mesh: Mesh,
   params: Any,
   logical_axes: Callable[[tuple[str, ...], int], tuple[str | None, ...]],

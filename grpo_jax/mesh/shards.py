@@ -222,7 +222,7 @@ def specs(place: Any) -> Any:
   """What `call` is told of arrays: their specs without `tensor`.
 
   Args:
-    place: A tree of `NamedSharding`, as `of_params` makes it.
+    place: A tree of `NamedSharding`, as `param_shardings` makes it.
   """
 
   def one(sharding):

@@ -224,7 +224,7 @@ class Foreign:
     return True
 
   def logical_axes(self, path: Path, rank: int) -> tuple[str | None, ...]:
-    """The names of a parameter's axes; see `sharding.of_params`."""
+    """The names of a parameter's axes; see `sharding.param_shardings`."""
     del rank
     return self._axes(path, self._shape(path))
 

@@ -163,7 +163,7 @@ class Model(Protocol):
     ...
 
   def logical_axes(self, path: Path, rank: int) -> tuple[str | None, ...]:
-    """The names of a parameter's axes; see `sharding.of_params`."""
+    """The names of a parameter's axes; see `sharding.param_shardings`."""
     ...
 
 

@@ -388,7 +388,7 @@ class Transformer:
   def logical_axes(
     self, path: tuple[str, ...], rank: int
   ) -> tuple[str | None, ...]:
-    """The names of a parameter's axes, for `sharding.of_params`.
+    """The names of a parameter's axes, for `sharding.param_shardings`.
 
     Args:
       path: Where the parameter is in the tree of `init`.

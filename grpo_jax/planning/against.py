@@ -19,7 +19,7 @@ import numpy as np
 
 from grpo_jax import config as config_lib
 from grpo_jax import models
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
@@ -135,7 +135,7 @@ def _needs(
   most = completions * (1 + config.sampler.resample_rounds)
   # Forward passes: what updates are worth, and those before the updates.
   passes = (2 if config.lora.rank else 3) * update.spec.epochs
-  scorings = len(lowering.scoring_names(update))
+  scorings = len(programs.scoring_names(update))
 
   def forward(tokens: float, number: int) -> float:
     """FLOPs of a forward pass over completions, at least.

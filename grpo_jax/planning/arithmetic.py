@@ -206,7 +206,7 @@ def recomputed(model: models.ModelConfig) -> float:
 def _placed(read: Any, mesh: Any, model: Any) -> Any:
   """What decoding reads, on the learner's mesh."""
   rules = sharding.DECODING_RULES
-  place = sharding.of_params(mesh, read, model.logical_axes, rules)
+  place = sharding.param_shardings(mesh, read, model.logical_axes, rules)
   return jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
     read,

@@ -33,7 +33,7 @@ from grpo_jax.config import dataclass_from_dict
 from grpo_jax.config import plain_text
 from grpo_jax.config import whole_files
 from grpo_jax.learner import layouts
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
 from grpo_jax.learner import updates
 from grpo_jax.planning import accelerators
 from grpo_jax.planning import hlo
@@ -302,7 +302,7 @@ def lowerings(parts: build.Abstract) -> dict[str, Callable[[], Lowered]]:
     for name, lower in drawing.items()
   }
   # If a run measures overshoot in some rollouts, it does so in rollout 0.
-  lower = functools.partial(lowering.lowering, update, update.layout, example)
+  lower = functools.partial(programs.lowerings, update, update.layout, example)
   learning = lower(1)
   if update.spec.watch_steps > 1:
     watched = lower(0)

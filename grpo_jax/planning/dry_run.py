@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.learner import layouts as layouts_lib
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
+from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.planning import arithmetic
@@ -62,7 +62,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   run.engine.load(updater.joined(build.initial_params(run)), version=0)
   rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
-  layouts = layouts_lib.layouts_of(
+  layouts = Layouts(
     updater.compiled, rollout, updater.layout, updater.spec.batches
   )
   rows, used = layouts.stack(layouts.first_epoch()[0])
@@ -129,7 +129,7 @@ def _memory_gib(
   config: Config,
   state: TrainState,
   updater: Updater,
-  layouts: layouts_lib.Layouts,
+  layouts: Layouts,
 ) -> dict[str, float]:
   """GiB by part: of each device, and of its host what lies there."""
   parts = {
@@ -146,7 +146,7 @@ def _memory_gib(
     f'{name} (in the memory of the host)': arithmetic.on_host(tree) / GIB
     for name, tree in parts.items()
   }
-  needs = lowering.memory_gib(updater, layouts.spec, layouts.rollout)
+  needs = programs.memory_gib(updater, layouts.spec, layouts.rollout)
   return {
     **here,
     **{name: gib for name, gib in away.items() if gib},

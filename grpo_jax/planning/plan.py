@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from grpo_jax.config import Config
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
 from grpo_jax.planning import compiling
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
@@ -200,7 +200,7 @@ def count_calls(counted: Arithmetic) -> dict[str, int]:
     calls['grow'] = starts * (len(counted.rooms) - 1)
   if schedule.sizes:
     calls['regroup'] = 0
-  for name in lowering.scoring_names(update):
+  for name in programs.scoring_names(update):
     calls[name] = calls.get(name, 0) + counted.config.learner.batches
   if update.spec.watch_steps > 1:
     calls['watched_step'] = 0

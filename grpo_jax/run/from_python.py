@@ -261,7 +261,7 @@ def _wait_for_compiler() -> None:
   interpreter then ended while XLA compiles, XLA would abort the process.
   """
   for thread in threading.enumerate():
-    if thread.name == 'compile ahead':  # by `compile_ahead.start`
+    if thread.name == 'compile ahead':  # by `programs.compile_ahead`
       thread.join()
 
 

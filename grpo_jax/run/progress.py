@@ -14,7 +14,7 @@ import jax
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
-from grpo_jax.learner import compile_ahead
+from grpo_jax.learner import programs
 from grpo_jax.learner.instruments.hook import Instrument
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
@@ -197,7 +197,7 @@ class Session(NamedTuple):
   updater: Updater
   source: sources.Source
   instruments: list[Instrument]
-  compiling: compile_ahead.Compiling
+  compiling: programs.Compiling
   workdir: pathlib.Path
   saves: checkpoint.Checkpoints
   export: Callable[[int, Any], None] | None

@@ -20,7 +20,7 @@ from grpo_jax.config import Config
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
-from grpo_jax.learner import compile_ahead
+from grpo_jax.learner import programs
 from grpo_jax.learner.updates import Updater
 from grpo_jax.monitor import Monitor
 from grpo_jax.rollouts import replay as replay_lib
@@ -107,10 +107,12 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     layout, done = updater.layout, 0
     if progress is not None:
       layout, done = progress.layout, progress.step
-    compiling = compile_ahead.NOTHING
+    compiling = programs.NOTHING
     if done < run.steps:
       # XLA compiles in a thread while the warm-up and the first rollout run.
-      compiling = compile_ahead.start(updater, layout, build.example(run), done)
+      compiling = programs.compile_ahead(
+        updater, layout, build.example(run), done
+      )
     monitor = stack.enter_context(_monitor(config, start, screen, progress))
     saves.warn = monitor.warn
     wait = functools.partial(progress_lib.at_once, start.stop, peers)

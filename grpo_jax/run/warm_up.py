@@ -90,9 +90,10 @@ def run(
         records, parts.tokenizer, parts.data.completion_buckets
       )
       with compiling:
-        state, measured, _ = updates.learn(
+        credited = updates.credit_rollout(
           updater, updater.layout, state, batch, step
         )
+        state, measured = updates.take_updates(updater, state, credited)
       compiling = contextlib.nullcontext()  # the first step has compiled
       step += 1
       numbers.append(jnp.copy(state.nonfinite))

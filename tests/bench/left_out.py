@@ -24,11 +24,11 @@ import numpy as np  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax.learner import metrics  # noqa: E402
-from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.rollouts.dynamic_sampling import PromptState  # noqa: E402
 from grpo_jax.run import sampling  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
 from tests.bench import config as bench_config  # noqa: E402
+from tests.learning import learn  # noqa: E402
 
 SHARES = 1, 1 / 2, 1 / 4, 0
 TURNS = 5
@@ -79,7 +79,7 @@ def rows(case: str):
     for turn in range(TURNS + 1):
       for everything, updater in made.items():
         start = time.monotonic()
-        states[everything], found, _ = updates.learn(
+        states[everything], found, _ = learn(
           updater, updater.layout, states[everything], rollout, turn
         )
         left_out = metrics.to_scalars(found)['left_out']

@@ -23,10 +23,10 @@ if __name__ == '__main__':  # else the folder of this file comes first
 import jax  # noqa: E402
 
 from grpo_jax import config as config_lib  # noqa: E402
-from grpo_jax.learner import updates  # noqa: E402
 from grpo_jax.rollouts.dynamic_sampling import PromptState  # noqa: E402
 from grpo_jax.run import sampling  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
+from tests.learning import learn  # noqa: E402
 
 UPDATES, TURNS = 8, 25
 VARIANTS = {  # fields of config.optim
@@ -64,7 +64,7 @@ def main() -> None:
   for turn in range(TURNS + 2):
     for name, updater in updaters.items():
       start = time.monotonic()
-      states[name], _, _ = updates.learn(
+      states[name], _, _ = learn(
         updater, updater.layout, states[name], rollout, turn
       )
       jax.block_until_ready(states[name])

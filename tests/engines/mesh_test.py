@@ -24,7 +24,7 @@ OPTIONS = engines.Sampling(eos_ids=tuple(range(6)))
 def learned(model, mesh):
   """Parameters as the learner holds them."""
   params = tiny.params(model)
-  place = sharding.of_params(mesh, params, model.logical_axes)
+  place = sharding.param_shardings(mesh, params, model.logical_axes)
   return jax.device_put(params, place)
 
 
@@ -122,7 +122,7 @@ def lowering(tensor, program):
   mesh = sharding.make_mesh(fsdp=8)
   model = models.Transformer(WIDE)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
-  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  place = sharding.param_shardings(mesh, shapes, model.logical_axes)
   params = jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
     shapes,
@@ -191,7 +191,7 @@ def test_prepared_weights_are_those_of_one_device():
   model = models.Transformer(config)
   params = tiny.params(model)
   mesh = sharding.make_mesh(fsdp=2, expert=2, tensor=2)
-  place = sharding.of_params(mesh, params, model.logical_axes)
+  place = sharding.param_shardings(mesh, params, model.logical_axes)
   own = sharding.sampling_mesh(mesh, 4)
   spread = jax.device_put(params, place)
   found = prepare.Preparation(model, spread, own)(spread)

@@ -179,7 +179,7 @@ def test_shapes_depend_on_the_buckets_alone(kind):
   shapes = set()
   for texts in ((('2', '2'), ('3', '4')), (('231', '12'), ('333', '44'))):
     _, got = collect([('exact', exact)], texts)
-    rows, used = micro_batches.of_rollout(got, np.arange(2), spec)
+    rows, used = micro_batches.cut_rollout(got, np.arange(2), spec)
     assert 1 <= used <= rows.tokens.shape[0]
     # Nothing lies in the micro-batches that are not used.
     assert not np.any(rows.segment[used:])
@@ -200,18 +200,18 @@ def ragged(lengths, prompt_tokens=6):
 
 def test_auto_takes_the_layout_with_the_least_work():
   spec = LayoutSpec('auto', 1, 0, (8,))
-  same = micro_batches.of_rollout(ragged([32] * 8), np.arange(2), spec)[0]
+  same = micro_batches.cut_rollout(ragged([32] * 8), np.arange(2), spec)[0]
   assert same.blocks is not None and same.tokens.shape == (2, 1, 8 + 4 * 32)
   mixed = ragged([32, 3, 4, 5, 6, 7, 8, 9])
-  rows = micro_batches.of_rollout(mixed, np.arange(2), spec)[0]
+  rows = micro_batches.cut_rollout(mixed, np.arange(2), spec)[0]
   assert rows.blocks is None and rows.tokens.shape[1:] == (1, 40)
   # Unless attention over the whole of a wide row costs more than it saves.
   wide = dataclasses.replace(spec, pack_tokens=120, key_cost=1 / 30)
   assert (
-    micro_batches.of_rollout(mixed, np.arange(2), wide)[0].blocks is not None
+    micro_batches.cut_rollout(mixed, np.arange(2), wide)[0].blocks is not None
   )
   wide = dataclasses.replace(wide, key_cost=0.0)
-  assert micro_batches.of_rollout(mixed, np.arange(2), wide)[0].blocks is None
+  assert micro_batches.cut_rollout(mixed, np.arange(2), wide)[0].blocks is None
 
 
 @pytest.mark.parametrize('kind', ['auto', 'packed'])
@@ -225,13 +225,13 @@ def test_what_is_decided_once_has_one_shape(kind):
   for lengths in (mixed, [32] * 8, [1] * 8, [2, 1, 1, 1, 1, 1, 1, 1]):
     got = ragged(lengths)
     assert micro_batches.decided(got, np.arange(2), spec) == spec
-    rows, used = micro_batches.of_rollout(got, np.arange(2), spec)
+    rows, used = micro_batches.cut_rollout(got, np.arange(2), spec)
     shapes.add((rows.tokens.shape, rows.column.shape, rows.blocks))
     there = rows.completion[rows.completion < 8]
     assert sorted(there) == list(range(8)) and used >= 1
   assert len(shapes) == 1
   few = dataclasses.replace(spec, row_slots=2)
-  rows, used = micro_batches.of_rollout(ragged([1] * 8), np.arange(2), few)
+  rows, used = micro_batches.cut_rollout(ragged([1] * 8), np.arange(2), few)
   assert rows.column.shape[2] == 2 and used == 4
 
 
@@ -248,7 +248,7 @@ def test_bad_layouts_are_refused():
   _, got = collect([('exact', exact)])
   spec = LayoutSpec('shared', 2, 3, (8,))
   with pytest.raises(ValueError, match='row_completions=3'):
-    micro_batches.of_rollout(got, np.arange(2), spec)
+    micro_batches.cut_rollout(got, np.arange(2), spec)
 
 
 @pytest.mark.parametrize(

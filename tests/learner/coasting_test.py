@@ -8,9 +8,9 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import monitor
 from grpo_jax import optim
-from grpo_jax.learner import clipped
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import trust_region
 from grpo_jax.learner import updates
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import sampling
@@ -49,8 +49,8 @@ def make_probe(learner):
   def probe(state, batch, stack, used):
     batch = losses.prepare(learner.method, batch, state.loss_state)
     shape = batch.mask.shape
-    found = gradient_lib.of_batch(
-      learner, state.params, state.loss_state, batch, stack, used
+    found = gradient_lib.differentiate(
+      learner, None, state.params, state.loss_state, batch, stack, used
     )
     coasted = optim.coast(
       learner.optimizer.transform, state.opt_state, state.params, STEPS
@@ -61,9 +61,11 @@ def make_probe(learner):
       score = lambda p: learner.scoring.score_forward(p, rows, False).logp
       return jax.jvp(score, (state.params,), (path,))[1]
 
-    after = gradient_lib.score_all(learner, coasted.params, stack, used, shape)
-    predicted = micro_batches.of_all(along, stack, used, shape)
-    direction = clipped.outward(found.terms, batch)
+    after = gradient_lib.score_all(
+      learner, None, coasted.params, stack, used, shape
+    )
+    predicted = micro_batches.map_rows(along, stack, used, shape)
+    direction = trust_region.outward(found.terms, batch)
     return direction, predicted, after.logp - found.scores.logp
 
   return probe

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from grpo_jax.learner import layouts
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
 from grpo_jax.mesh import sharding
 from grpo_jax.models import scores
 from grpo_jax.planning import hlo
@@ -65,8 +65,8 @@ def compiled(mesh, **changes):
   assert rows.tokens.shape == (MICRO, ROWS, COLUMNS) and used == MICRO
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(scores, 'chunk_positions', lambda *_: 12)
-    programs = lowering.lowering(made, made.layout, example)
-    text = programs['train_step']().compile().as_text()
+    lowered = programs.lowerings(made, made.layout, example)
+    text = lowered['train_step']().compile().as_text()
   params = made.compiled.abstract.params
   return hlo.Program(text, used, math.prod(mesh)), params, text
 

@@ -248,7 +248,9 @@ def found_gradient(learner, params, rollout, rows):
 
   def run(params, batch, laid_out):
     with sharding.use(learner.mesh):
-      return gradient.of_batch(learner, params, state, batch, laid_out, used)
+      return gradient.differentiate(
+        learner, None, params, state, batch, laid_out, used
+      )
 
   place = step.state_sharding(learner, params).params
   return jax.jit(run)(jax.device_put(params, place), batch, laid_out)
@@ -405,5 +407,5 @@ def test_trees_that_are_gathered_on_the_devices_are_those_of_one_host(kind):
 def test_a_rollout_without_branches_adds_nothing_to_a_layout():
   rollout = of_bigram(0, 0.0)._replace(previous=None)
   for kind in LAYOUTS:
-    rows, _ = micro_batches.of_rollout(rollout, np.arange(4), spec(kind))
+    rows, _ = micro_batches.cut_rollout(rollout, np.arange(4), spec(kind))
     assert rows.first is None and rows.count is None and rows.inside is None

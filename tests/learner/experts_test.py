@@ -99,10 +99,10 @@ def test_the_balance_does_not_depend_on_micro_batches(cut):
   state = learner.method.init()
   batch, state, _ = learner_lib.credit(learner, rollout.batch, state)
   batch = losses.prepare(learner.method, batch, state)
-  rows, used = micro_batches.of_rollout(rollout, np.arange(4), cut)
-  found = jax.jit(lambda *args: gradient_lib.of_batch(learner, *args))(
-    PARAMS, state, batch, rows, used
-  )
+  rows, used = micro_batches.cut_rollout(rollout, np.arange(4), cut)
+  found = jax.jit(
+    lambda *args: gradient_lib.differentiate(learner, None, *args)
+  )(PARAMS, state, batch, rows, used)
   expected, uneven = whole(BALANCE)
   tiny.assert_trees_close(found.grads, expected, 1e-5)
   np.testing.assert_allclose(

@@ -90,10 +90,10 @@ def is_that_of_the_whole(name, cut):
   learner, rollout = make_learner(METHODS[name]()), make_rollout()
   batch, state, _ = learner_lib.credit(learner, rollout.batch, _state(learner))
   batch = losses.prepare(learner.method, batch, state)
-  rows, used = micro_batches.of_rollout(rollout, np.arange(4), cut)
-  found = jax.jit(lambda *args: gradient_lib.of_batch(learner, *args))(
-    PARAMS, state, batch, rows, used
-  )
+  rows, used = micro_batches.cut_rollout(rollout, np.arange(4), cut)
+  found = jax.jit(
+    lambda *args: gradient_lib.differentiate(learner, None, *args)
+  )(PARAMS, state, batch, rows, used)
   expected_loss, expected = whole(name)
   tiny.assert_trees_close(found.grads, expected, 1e-6 * 5)
   np.testing.assert_allclose(found.loss, expected_loss, rtol=1e-5, atol=1e-6)

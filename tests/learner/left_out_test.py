@@ -73,7 +73,9 @@ def program(learner):
     with sharding.use(learner.mesh):
       batch, state, _ = step.credit(learner, batch, learner.method.init())
       batch = losses.prepare(learner.method, batch, state)
-      got = gradient.of_batch(learner, params, state, batch, rows, used)
+      got = gradient.differentiate(
+        learner, None, params, state, batch, rows, used
+      )
       return batch, got
 
   return run
@@ -81,7 +83,7 @@ def program(learner):
 
 def laid_out(cut):
   every = np.arange(bigram.PROMPTS)
-  return micro_batches.of_rollout(bigram.rollout(), every, cut)
+  return micro_batches.cut_rollout(bigram.rollout(), every, cut)
 
 
 def with_advantage(batch):
@@ -154,8 +156,15 @@ def test_overshoot_is_of_everything():
   learner = learners('dapo')[1]
   batch, _ = found(learner, *laid_out(CUTS['padded']))
   rows, used = laid_out(CUTS['padded'])
-  got = gradient.of_batch(
-    learner, bigram.params(), learner.method.init(), batch, rows, used, True
+  got = gradient.differentiate(
+    learner,
+    None,
+    bigram.params(),
+    learner.method.init(),
+    batch,
+    rows,
+    used,
+    True,
   )
   assert got.computed == used
 

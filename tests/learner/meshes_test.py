@@ -65,7 +65,7 @@ def of_bigram(method, mesh):
 
 
 def found(method, layout, mesh=None, make=transformer):
-  """The gradient of a batch, and what else `of_batch` finds."""
+  """The gradient of a batch, and what else `differentiate` finds."""
   learner, params = make(METHODS[method](), mesh or {})
   rows = dataclasses.replace(
     LAYOUTS[layout],
@@ -80,7 +80,9 @@ def found(method, layout, mesh=None, make=transformer):
 
   def run(params, batch, rows):
     with sharding.use(learner.mesh):
-      return gradient.of_batch(learner, params, state, batch, rows, used)
+      return gradient.differentiate(
+        learner, None, params, state, batch, rows, used
+      )
 
   place = step.state_sharding(learner, params).params
   result = jax.jit(run)(jax.device_put(params, place), batch, rows)

@@ -109,7 +109,7 @@ def cuts(micro_rows):
   """(label, Layout of one shape for all cuts, its micro-batches)."""
   for cut in CUTS:
     cut = dataclasses.replace(cut, micro_rows=micro_rows)
-    rows, used = micro_batches.of_rollout(
+    rows, used = micro_batches.cut_rollout(
       bigram.rollout(), np.arange(bigram.PROMPTS), cut
     )
     label = f'{cut.kind}-{micro_rows}-{cut.row_completions}'
@@ -170,8 +170,10 @@ def expected(name):
     (loss, terms), slopes = pull(scores, batch, state)
     unmoved = batch._replace(logp_old=scores.logp, logp_sampler=scores.logp)
     _, intended = pull(scores, unmoved, state)
-    measured = step_metrics.of_terms(terms, batch)
-    measured |= step_metrics.of_prefixes(batch, -slopes.logp, -intended.logp)
+    measured = step_metrics.metrics_of_terms(terms, batch)
+    measured |= step_metrics.metrics_of_prefixes(
+      batch, -slopes.logp, -intended.logp
+    )
     return batch, state, Found(pull_back(slopes)[0], loss, measured)
 
   return compute(bigram.params(), bigram.rollout().batch)
@@ -263,10 +265,12 @@ def scores_of(learner):
 
 def of_gradient(learner, params, state, batch, rows, used):
   """What the learner finds, and what it measures afterwards."""
-  found = gradient_lib.of_batch(learner, params, state, batch, rows, used)
+  found = gradient_lib.differentiate(
+    learner, None, params, state, batch, rows, used
+  )
   intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
-  measured = step_metrics.of_terms(found.terms, batch)
-  measured |= step_metrics.of_prefixes(batch, -found.slope, -intended)
+  measured = step_metrics.metrics_of_terms(found.terms, batch)
+  measured |= step_metrics.metrics_of_prefixes(batch, -found.slope, -intended)
   return Found(found.grads, found.loss, measured)
 
 

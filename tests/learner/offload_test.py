@@ -10,9 +10,9 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import optim
-from grpo_jax.learner import lowering
 from grpo_jax.learner import metrics
 from grpo_jax.learner import offload
+from grpo_jax.learner import programs
 from tests import bigram
 from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
@@ -114,11 +114,11 @@ def test_a_refused_update_leaves_them_there():
 
 def test_the_programs_ahead_are_those_that_run():
   made = away()
-  lowered = lowering.lowering(made, made.layout, bare(), 1)
+  lowered = programs.lowerings(made, made.layout, bare(), 1)
   assert set(lowered) == {
     'train_step', 'credit', 'score_all', 'score_reference',
   }  # fmt: skip
-  assert lowering.scoring_names(made) == ['score_all', 'score_reference']
+  assert programs.scoring_names(made) == ['score_all', 'score_reference']
   for name, program in lowered.items():
     moves = 'pinned_host' in program().as_text()
     assert moves == (name in ('train_step', 'score_reference')), name
@@ -126,7 +126,7 @@ def test_the_programs_ahead_are_those_that_run():
 
 def test_without_offload_no_program_moves_anything():
   made = updater(plain)
-  lowered = lowering.lowering(made, made.layout, bigram_rollout(), 1)
+  lowered = programs.lowerings(made, made.layout, bigram_rollout(), 1)
   assert set(lowered) == {'train_step', 'credit', 'score_all'}
   for program in lowered.values():
     assert 'pinned_host' not in program().as_text()

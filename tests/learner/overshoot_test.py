@@ -12,12 +12,12 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax import optim
-from grpo_jax.learner import clipped as clipped_lib
 from grpo_jax.learner import gradient
-from grpo_jax.learner import lowering
 from grpo_jax.learner import metrics
 from grpo_jax.learner import overshoot
+from grpo_jax.learner import programs
 from grpo_jax.learner import step_metrics
+from grpo_jax.learner import trust_region
 from grpo_jax.models import layout
 from tests import bigram
 from tests import tiny
@@ -288,11 +288,13 @@ def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
     kept.append(update.updates is not None)
     return whole(learner, state, found, update, *rest)
 
-  whole = step_metrics.of_update
-  monkeypatch.setattr(step_metrics, 'of_update', of_update)
+  whole = step_metrics.metrics_of_update
+  monkeypatch.setattr(step_metrics, 'metrics_of_update', of_update)
   made, state = make(1, 2, updater(make_learner()))
   for step in range(2):
-    lowering.lowering(made, made.layout, bigram.rollout(), step)['train_step']()
+    programs.lowerings(made, made.layout, bigram.rollout(), step)[
+      'train_step'
+    ]()
   assert kept == [True, False]
 
 
@@ -324,7 +326,7 @@ def test_outward_is_away_from_the_range_that_was_left():
   """GMPO clips tokens and then pools: the pooled ratio says nothing of them."""
   terms, batch = terms_of(losses.methods.gmpo(0.2, 0.2))
   own = np.asarray(logp(bigram.params()) - batch.logp_old)
-  direction = np.asarray(clipped_lib.outward(terms, batch))
+  direction = np.asarray(trust_region.outward(terms, batch))
   assert np.sum(direction > 0) > 3 and np.sum(direction < 0) > 3
   np.testing.assert_array_equal(
     direction[direction != 0], np.sign(own)[direction != 0]
@@ -335,7 +337,7 @@ def test_outward_is_away_from_the_range_that_was_left():
   )
   masked = np.asarray(terms.metrics['off_policy'] & batch.keep)
   high = np.asarray(terms.metrics['clipped_high'])
-  direction = np.asarray(clipped_lib.outward(terms, batch))
+  direction = np.asarray(trust_region.outward(terms, batch))
   assert masked.sum() > 3
   assert set(direction[masked & ~high]) == {-1.0}
 
@@ -394,7 +396,7 @@ def test_the_end_of_an_update_has_the_range_of_the_first():
     measured = overshoot.ends(make_learner(method), scores, batch, state)
     ends.append(metrics.to_scalars(measured))
     _, terms = losses.surrogate_loss(method, scores.logp, batch, state)
-    outside.append(np.sum(clipped_lib.outside(terms) & batch.keep))
+    outside.append(np.sum(trust_region.outside(terms) & batch.keep))
   assert ends[0] == ends[1] and outside[0] != outside[1]
 
 
@@ -403,7 +405,7 @@ def test_a_token_that_is_not_trained_has_no_direction():
   everywhere = np.ones(batch.mask.shape, bool)
   terms = terms._replace(metrics={'clipped_low': everywhere})
   keep = np.asarray(batch.keep) & (np.arange(bigram.TOKENS) % 2 == 0)
-  direction = clipped_lib.outward(terms, batch._replace(keep=keep))
+  direction = trust_region.outward(terms, batch._replace(keep=keep))
   np.testing.assert_array_equal(direction, np.where(keep, -1.0, 0.0))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax.learner import lowering
 from grpo_jax.learner import metrics
+from grpo_jax.learner import programs
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.losses import methods
 from grpo_jax.models import layout
@@ -202,8 +202,8 @@ def test_a_rollout_of_earlier_policies_alone_is_not_scored_for_nothing(known):
 def test_what_scores_is_lowered_for_a_rollout_with_new_tokens():
   """Though the example is older than the first rollout to come."""
   made, _ = make(plain, stale=True)
-  programs = lowering.lowering(made, made.layout, bare(), step=3)
-  assert 'score_all' in programs
+  lowered = programs.lowerings(made, made.layout, bare(), step=3)
+  assert 'score_all' in lowered
 
 
 def test_noise_goes_by_seed_and_step():
@@ -236,7 +236,7 @@ def test_noise_goes_by_seed_and_step():
 def test_memory_can_be_asked_before_anything_is_scored(method):
   made, _ = make(method)
   rollout = bare(sampler=False)
-  needs = lowering.memory_gib(made, made.layout, rollout)
+  needs = programs.memory_gib(made, made.layout, rollout)
   assert 0 < needs['temporary'] < needs['peak'] < 0.1
   assert rollout.batch.logp_sampler is None  # what was given stays as it was
   assert set(rollout.batch.extras) == {'log_kept'}

@@ -68,13 +68,15 @@ def program(share):
     learner, rollout.batch, learner.method.init()
   )
   batch = losses.prepare(learner.method, batch, state)
-  rows, used = micro_batches.of_rollout(rollout, np.arange(1), spec('padded'))
+  rows, used = micro_batches.cut_rollout(rollout, np.arange(1), spec('padded'))
 
   @jax.jit
   def prefixes(params, *given):
-    found = gradient_lib.of_batch(learner, params, state, batch, *given)
+    found = gradient_lib.differentiate(
+      learner, None, params, state, batch, *given
+    )
     intended = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
-    return step_metrics.of_prefixes(batch, -found.slope, -intended)
+    return step_metrics.metrics_of_prefixes(batch, -found.slope, -intended)
 
   return prefixes, rows, used
 
@@ -125,7 +127,7 @@ def test_at_ratio_one_the_sampler_is_the_policy_too():
     logp_sampler=(rollout.batch.logp_old + 0.7).astype(np.float32),
     extras={'log_kept': np.zeros((1, 4, 3), np.float32)},
   )
-  rows, used = micro_batches.of_rollout(rollout, np.arange(1), spec('padded'))
+  rows, used = micro_batches.cut_rollout(rollout, np.arange(1), spec('padded'))
 
   def slopes(*more):
     method = losses.chain(
@@ -137,7 +139,9 @@ def test_at_ratio_one_the_sampler_is_the_policy_too():
 
     @jax.jit
     def run(params):
-      found = gradient_lib.of_batch(learner, params, state, batch, rows, used)
+      found = gradient_lib.differentiate(
+        learner, None, params, state, batch, rows, used
+      )
       unmoved = gradient_lib.slope_at_ratio_one(learner, found, batch, state)
       return found.slope, unmoved
 

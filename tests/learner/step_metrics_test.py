@@ -19,7 +19,7 @@ from tests.learning import make_updater
 from tests.learning import spec
 
 SHAPE = (3, 4, 6)
-of_terms = jax.jit(step_metrics.of_terms)
+of_terms = jax.jit(step_metrics.metrics_of_terms)
 
 
 def make_terms():
@@ -189,7 +189,7 @@ def test_closed_forms_of_credit():
   method = losses.methods.dapo()
   batch, _ = losses.credit(method, given, method.init())
   uniform = losses.uniform_groups(given)
-  of_credit = jax.jit(step_metrics.of_credit)
+  of_credit = jax.jit(step_metrics.metrics_of_credit)
   scalars = metrics.to_scalars(of_credit(given, batch, uniform))
   valid, mask, kept = (
     np.asarray(x, bool) for x in (given.valid, given.mask, batch.keep)
@@ -227,7 +227,9 @@ def test_routers_are_compared_on_fresh_trained_tokens():
   routed = models.Routed(Statistics(load, load), share)
   for extras, counted in (({'fresh': fresh}, keep & fresh), ({}, keep)):
     found = metrics.to_scalars(
-      step_metrics.of_routers(routed, batch._replace(keep=keep, extras=extras))
+      step_metrics.metrics_of_routers(
+        routed, batch._replace(keep=keep, extras=extras)
+      )
     )
     assert found == pytest.approx(
       {

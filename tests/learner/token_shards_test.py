@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax.learner import lowering
+from grpo_jax.learner import programs
 from grpo_jax.learner import token_shards
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
@@ -138,7 +138,7 @@ def test_no_device_has_all_positions(method):
     mesh=sharding.make_mesh(**mesh),
   )
   made = make_updater(learner, bigram.params(), spec('padded', 8), batches=2)
-  lowered = lowering.lowering(made, made.layout, bigram_rollout(width=24))
+  lowered = programs.lowerings(made, made.layout, bigram_rollout(width=24))
   assert {'train_step', 'credit', 'score_all'} <= set(lowered)
   whole = re.compile(r'\[(4,4|2,4|16|8),24[],]')  # of a rollout, of a batch
   for name, lower in lowered.items():

@@ -11,9 +11,9 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import optim
-from grpo_jax.learner import lowering
 from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import programs
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import updates
 from grpo_jax.models import layout
@@ -28,6 +28,7 @@ from tests.learning import bigram_learner
 from tests.learning import bigram_rollout
 from tests.learning import credited
 from tests.learning import layouts_of
+from tests.learning import learn
 from tests.learning import learned
 from tests.learning import make_learner
 from tests.learning import make_rollout
@@ -321,7 +322,7 @@ def test_compilations_are_bounded_by_the_buckets(kind):
   with compiled_programs() as names:
     for seed in range(8):
       rollout = bigram_rollout(seed)
-      state, _, decided = updates.learn(made, decided, state, rollout, seed)
+      state, _, decided = learn(made, decided, state, rollout, seed)
   # Packed rows also bucket their number and the completions in one.
   most = 2 if kind != 'packed' else 6
   assert 1 <= names.count('train_step') <= most, (kind, names)
@@ -333,15 +334,14 @@ def test_layouts_are_kept_for_one_rollout():
   made = make_updater(learner, bigram.params(), spec('padded', 4), batches=2)
   for rollout in (make_rollout(0), make_rollout(1)):
     rows = layouts_of(made, rollout)
+    later = np.array([2, 0])
+    assert rows.stack(later) is not rows.stack(later)  # it is used once
     for chosen in rows.first_epoch():
       found = rows.stack(chosen)
       assert rows.stack(chosen) is found
-      wanted, _ = micro_batches.of_rollout(rollout, chosen, made.layout)
+      wanted, _ = micro_batches.cut_rollout(rollout, chosen, made.layout)
       np.testing.assert_array_equal(found.rows.tokens, wanted.tokens)
       np.testing.assert_array_equal(found.rows.target, wanted.target)
-    # What a later epoch takes is used once.
-    later = np.array([2, 0])
-    assert rows.stack(later) is not rows.stack(later)
 
 
 @pytest.mark.parametrize('kind', ['auto', 'packed'])
@@ -352,14 +352,14 @@ def test_the_first_rollout_decides_the_layout_of_all(kind):
   first = np.arange(2)
   decided = micro_batches.decided(rollout, first, made.layout)
   assert made.layout.is_open and not decided.is_open
-  state, _, kept = updates.learn(made, made.layout, begun(made), rollout, 0)
+  state, _, kept = learn(made, made.layout, begun(made), rollout, 0)
   assert kept == decided
   mask = np.asarray(rollout.batch.mask) & (np.arange(6) < 1)
   short = rollout._replace(
     length=np.minimum(rollout.length, 1),
     batch=rollout.batch._replace(mask=mask, keep=mask),
   )
-  *_, again = updates.learn(made, kept, state, short, 1)
+  *_, again = learn(made, kept, state, short, 1)
   assert again is kept
 
 
@@ -429,7 +429,7 @@ def test_groups_in_stock_are_anchored_on_what_drew_them():
 
 
 def compile_all(made, example, step):
-  for lower in lowering.lowering(made, made.layout, example, step).values():
+  for lower in programs.lowerings(made, made.layout, example, step).values():
     lower().compile()
 
 

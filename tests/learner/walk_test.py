@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_jax import losses
-from grpo_jax.learner import updates
 from tests import learning
+from tests.learning import learn
 from tests.learning import make_updater
 
 VOCABULARY = 'mesh/', 'learner/metrics.py'
@@ -65,7 +65,7 @@ def folders_walked():
 
   sys.setprofile(enter)
   try:
-    updates.learn(updater, updater.layout, state, rollout, 0)
+    learn(updater, updater.layout, state, rollout, 0)
   finally:
     sys.setprofile(None)
   return walked

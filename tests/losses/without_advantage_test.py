@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
-from grpo_jax.learner import clipped
+from grpo_jax.learner import trust_region
 from tests.losses import cases
 from tests.losses import evaluated
 
@@ -38,7 +38,7 @@ def found(method):
 
     pull = jax.value_and_grad(loss, (0, 1), has_aux=True)
     (_, terms), slopes = pull(logp, entropy)
-    return slopes, clipped.outside(terms) & batch.keep
+    return slopes, trust_region.outside(terms) & batch.keep
 
   # As often as there are cases in `evaluated`: operations of these shapes are
   # compiled anyway.

@@ -176,7 +176,7 @@ def test_a_mesh_of_no_size_is_refused(sizes):
 def test_parameters_are_split_where_the_axis_divides():
   model = tiny.model(**{**tiny.FANCY, 'num_kv_heads': 1, 'num_heads': 3})
   params = jax.eval_shape(model.init, jax.random.key(0))
-  place = sharding.of_params(
+  place = sharding.param_shardings(
     sharding.make_mesh(1, 4, 2), params, model.logical_axes
   )
   assert place['embedding'].spec == jax.P('tensor', 'fsdp')
@@ -193,7 +193,7 @@ def test_experts_lie_on_their_own_axis():
   model = models.Transformer(tiny.EXPERTS)
   params = jax.eval_shape(model.init, jax.random.key(0))
   mesh = sharding.make_mesh(1, 2, 2, 2)
-  place = sharding.of_params(mesh, params, model.logical_axes)
+  place = sharding.param_shardings(mesh, params, model.logical_axes)
   block = place['blocks'][0]['experts']
   assert block['gate'].spec == jax.P(None, 'expert', 'fsdp', 'tensor')
   assert block['down'].spec == jax.P(None, 'expert', 'tensor', 'fsdp')

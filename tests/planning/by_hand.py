@@ -230,7 +230,9 @@ def _sampling(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     functools.partial(prepare.sampler_params, model), params
   )
   rules = sharding.DECODING_RULES
-  read = _at(read, sharding.of_params(mesh, read, model.logical_axes, rules))
+  read = _at(
+    read, sharding.param_shardings(mesh, read, model.logical_axes, rules)
+  )
   choices = next_token.Choices(eos_ids=(0,))
   sampler = sampler_lib.Sampler(model, choices, numbers.group, mesh)
   (width,) = config.data.prompt_buckets
@@ -307,7 +309,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
     shards=mesh.shape['data'] * mesh.shape['fsdp'] * mesh.shape['expert'],
   )
   chosen = np.arange(numbers.prompts)
-  layout, used = micro_batches.of_rollout(blank, chosen, spec)
+  layout, used = micro_batches.cut_rollout(blank, chosen, spec)
   batch = losses.with_required(method, blank.batch)
   # What the learner adds: which tokens are of the policy that learns.
   shape, extras = batch.mask.shape, batch.extras
@@ -321,7 +323,7 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
 
   def train_step(*args):
     with sharding.use(mesh):
-      return step.train_step(learner, *args)
+      return step.train_step(learner, None, *args)
 
   jitted = jax.jit(
     train_step,

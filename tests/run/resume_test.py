@@ -8,7 +8,7 @@ import pytest
 
 from grpo_jax import rewards
 from grpo_jax.hosts import stop_signal
-from grpo_jax.learner import compile_ahead
+from grpo_jax.learner import programs
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import sources
@@ -79,9 +79,9 @@ def test_more_steps_go_on_and_a_finished_run_is_left_alone(
 
   def start(updater, layout, example, step):
     compiled.append(step)
-    return compile_ahead.NOTHING
+    return programs.NOTHING
 
-  monkeypatch.setattr(compile_ahead, 'start', start)
+  monkeypatch.setattr(programs, 'compile_ahead', start)
   loop.train(runs.small(steps=4), tmp_path / 'whole')
   loop.train(runs.small(steps=2), tmp_path / 'parts')
   loop.train(runs.small(steps=4), tmp_path / 'parts')

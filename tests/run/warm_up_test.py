@@ -56,8 +56,13 @@ class Update:
     compiled: Any = types.SimpleNamespace(abstract=None, init=self.init)
     return updates.Updater(compiled, nothing, nothing, frozen)
 
-  def learn(self, updater, layout, state, batch, step):
-    del updater, layout
+  def credit(self, updater, layout, state, batch, step):
+    del updater, layout, state
+    return batch, step
+
+  def learn(self, updater, state, credited):
+    del updater
+    batch, step = credited
     self.read += batch.index.tolist()
     measured = {'grad_norm': metrics.Max(jnp.float32(step))}
     if bad := step + 1 in self.bad:
@@ -67,7 +72,7 @@ class Update:
     state = types.SimpleNamespace(
       params=state.params + 1, nonfinite=state.nonfinite + bad
     )
-    return state, measured, None
+    return state, measured
 
 
 class Saves(wiring.Saves):
@@ -100,7 +105,8 @@ def prepared(monkeypatch, update, **changes):
     warm_up, 'Checkpoints', lambda where, *_, **__: Saves(seen, where)
   )
   monkeypatch.setattr(build, 'warm_up_updater', update.updater)
-  monkeypatch.setattr(updates, 'learn', update.learn)
+  monkeypatch.setattr(updates, 'credit_rollout', update.credit)
+  monkeypatch.setattr(updates, 'take_updates', update.learn)
   monkeypatch.setattr(build, 'initial_params', lambda run: 0)
   return build.run(config), seen
 

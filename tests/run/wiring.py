@@ -28,9 +28,9 @@ from grpo_jax import optim
 from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.episodes import rollout as rollout_lib
-from grpo_jax.learner import compile_ahead
 from grpo_jax.learner import compiled
 from grpo_jax.learner import metrics
+from grpo_jax.learner import programs
 from grpo_jax.learner import updates
 from grpo_jax.learner.instruments import hook
 from grpo_jax.learner.instruments import token_effects
@@ -234,8 +234,8 @@ def _learns(seen, patch):
   patch.setattr(compiled, 'jit_functions', functions)
   patch.setattr(updates, 'credit_rollout', credit_rollout)
   patch.setattr(updates, 'take_updates', take_updates)
-  start = lambda *_: compile_ahead.NOTHING
-  patch.setattr(compile_ahead, 'start', start)
+  start = lambda *_: programs.NOTHING
+  patch.setattr(programs, 'compile_ahead', start)
 
 
 class Instrument:

@@ -146,7 +146,7 @@ def decoding_params(model: Any, params: Any, mesh: Any) -> Any:
   # Without shardings, so that it is traced once for all meshes.
   bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
   shapes = _SAMPLER_PARAMS.eval_shape(model, bare)
-  place = sharding.of_params(
+  place = sharding.param_shardings(
     mesh, shapes, model.logical_axes, sharding.DECODING_RULES
   )
   return _placed(shapes, place)

@@ -87,7 +87,7 @@ class Preparation:
     place: Any = None
     if mesh is not None:
       shapes = jax.eval_shape(model.unstack, params)
-      place = sharding.of_params(
+      place = sharding.param_shardings(
         mesh, shapes, model.logical_axes, sharding.DECODING_RULES
       )
     if mesh is None or mesh.size == 1:
@@ -103,7 +103,7 @@ class Preparation:
       whole = functools.partial(sampler_params, model)
       self._whole = jax.jit(whole, out_shardings=place)
       return
-    half: Any = sharding.of_params(mesh, shapes, model.logical_axes)
+    half: Any = sharding.param_shardings(mesh, shapes, model.logical_axes)
     self._rest = {
       name: _program(model, {name: x}, {name: half[name]}, {name: place[name]})
       for name, x in params.items()

@@ -78,17 +78,18 @@ class Geometry:
     )
 
     def sketch_of_part(frozen, params, loss_state, batch, place, rows, used):
-      learner = plain.with_frozen(frozen)
       prompt, part = place
-      with sharding.use(learner.mesh):
+      with sharding.use(plain.mesh):
         one = jax.tree.map(lambda x: x[prompt[None]], batch)
         # Weights first: they are those of the whole group.
-        one = losses.prepare(learner.method, one, loss_state)
+        one = losses.prepare(plain.method, one, loss_state)
         parts = self._parts(batch.mask.shape[1])
         some = jax.tree.map(
           lambda x: x.reshape(parts, -1, *x.shape[2:])[part[None]], one
         )
-        found = gradient.of_batch(learner, params, loss_state, some, rows, used)
+        found = gradient.differentiate(
+          plain, frozen, params, loss_state, some, rows, used
+        )
         return sketch(found.grads, random_keys.key(seed, 'gradient sketches'))
 
     self._sketch_of_part = jax.jit(
@@ -102,10 +103,10 @@ class Geometry:
     return self._every_steps > 0 and step % self._every_steps == 0
 
   def before(self, state: TrainState, credited: Credited) -> dict[str, float]:
-    """The metrics of `of_sketches`, and `geometry_secs`, how long they took."""
+    """What `metrics_of_sketches` returns, and the `geometry_secs` it took."""
     start = time.monotonic()
     deviation = _deviations(credited.rollout)
-    found = of_sketches(self.sketches(state, credited), deviation)
+    found = metrics_of_sketches(self.sketches(state, credited), deviation)
     return {**found, 'geometry_secs': time.monotonic() - start}
 
   def after(
@@ -124,7 +125,7 @@ class Geometry:
 
     Args:
       state: Before the first update.
-      credited: See `updates.credit_rollout`.
+      credited: The rollout with its advantages.
     """
     updater, rollout = self._updater, credited.rollout
     prompts, group, width = rollout.batch.mask.shape
@@ -209,7 +210,7 @@ def _deviations(rollout: Rollout) -> np.ndarray:
   return judged.std(axis=1).filled(0.0)
 
 
-def of_sketches(
+def metrics_of_sketches(
   sketches: np.ndarray, deviation: np.ndarray
 ) -> dict[str, float]:
   r"""What the sketches of a rollout tell.
@@ -272,7 +273,7 @@ def of_sketches(
 
 
 def _of_pairs(whole: np.ndarray) -> dict[str, Any]:
-  """The metrics of pairs of gradients that are not 0; see `of_sketches`."""
+  """Metrics of pairs of gradients, none 0; see `metrics_of_sketches`."""
   norm = np.linalg.norm(whole, axis=1)
   unit = whole / norm[:, None]
   first, second = np.triu_indices(len(whole), 1)

@@ -35,7 +35,7 @@ class Instrument(Protocol):
 
     Args:
       state: Before the updates, which donate it.
-      credited: See `updates.credit_rollout`.
+      credited: The rollout with its advantages.
     """
     ...
 
@@ -81,6 +81,6 @@ def watch(
   Args:
     due: Those that measure it.
     state: Before the updates.
-    credited: See `updates.credit_rollout`.
+    credited: The rollout with its advantages.
   """
   return Watch(credited, [(one, one.before(state, credited)) for one in due])

@@ -25,7 +25,7 @@ Example:
     model = models.Transformer(source.config())
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     mesh = sharding.make_mesh(fsdp=4)
-    place = sharding.of_params(mesh, shapes, model.logical_axes)
+    place = sharding.param_shardings(mesh, shapes, model.logical_axes)
     params = weights.load(source, model.config, place)
 """
 

@@ -329,7 +329,7 @@ def abstract(
     base_dtype: Of frozen matrices.
   """
   shapes = model.abstract()
-  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  place = sharding.param_shardings(mesh, shapes, model.logical_axes)
   described = jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
     shapes,

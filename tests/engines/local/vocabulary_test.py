@@ -176,7 +176,7 @@ def sent(program, options, **axes):
   model = tiny.model(vocab_size=8192, num_layers=1)
   engine = engines.LocalEngine(model, (4,), (8,), mesh=mesh)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
-  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  place = sharding.param_shardings(mesh, shapes, model.logical_axes)
   params = jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
     shapes,

@@ -297,7 +297,7 @@ def test_halves_are_those_of_the_group():
 
 
 def oracle(found, deviation):
-  """The metrics of `geometry.of_sketches`, pair by pair."""
+  """The metrics of `geometry.metrics_of_sketches`, pair by pair."""
   whole = [sum(parts) for parts in found.astype(np.float64)]
   left = [p for p, g in enumerate(whole) if 0 < g @ g < np.inf]
   pairs = [(i, j) for i in left for j in left if i < j]
@@ -341,7 +341,10 @@ def test_metrics_are_those_of_all_pairs(common):
   found += common * rng.normal(size=500)
   found[2], found[5, 0, 3] = 0, np.nan
   deviation = np.array([0.1, 0.5, 0, 0.25, 0.3, 0.4, 0.5, 0.2, 0])
-  got, want = geometry.of_sketches(found, deviation), oracle(found, deviation)
+  got, want = (
+    geometry.metrics_of_sketches(found, deviation),
+    oracle(found, deviation),
+  )
   want['geometry_m'] = np.mean(want['geometry_m'])
   assert got.keys() == want.keys() and got['geometry_prompts'] == 7
   for name, value in want.items():
@@ -351,15 +354,15 @@ def test_metrics_are_those_of_all_pairs(common):
 @pytest.mark.quick
 def test_without_pairs_there_are_no_metrics_of_pairs():
   found = np.zeros((3, 1, 8))
-  nothing = geometry.of_sketches(found, np.zeros(3))
+  nothing = geometry.metrics_of_sketches(found, np.zeros(3))
   assert nothing == {
     'geometry_prompts': 0, 'geometry_zero': 1, 'geometry_reward_std': 0,
   }  # fmt: skip
   found[1, 0, 2] = 1.0
-  one = geometry.of_sketches(found, np.zeros(3))
+  one = geometry.metrics_of_sketches(found, np.zeros(3))
   assert one == {**nothing, 'geometry_prompts': 1, 'geometry_zero': 2 / 3}
   found[2] = found[1]  # of one direction: there is no noise
-  two = geometry.of_sketches(found, np.zeros(3))
+  two = geometry.metrics_of_sketches(found, np.zeros(3))
   assert two['geometry_cosine_mean'] == two['geometry_m'] == 1
   assert two['geometry_cosine_std'] == two['geometry_cosine_noise'] == 0
 
@@ -375,8 +378,8 @@ def test_the_noise_of_sketches_is_taken_out_of_the_deviation():
     whole = whole.astype(np.float32)
     project = jax.jit(lambda x: geometry.sketch([x.reshape(128, 160)], key))
     found = np.array([project(x) for x in whole])[:, None]
-    exact = geometry.of_sketches(whole[:, None], np.zeros(prompts))
-    got = geometry.of_sketches(found, np.zeros(prompts))
+    exact = geometry.metrics_of_sketches(whole[:, None], np.zeros(prompts))
+    got = geometry.metrics_of_sketches(found, np.zeros(prompts))
     assert got['geometry_cosine_noise'] == pytest.approx(1 / 64, rel=0.1)
     name = 'geometry_cosine_std'
     assert abs(got[name] - exact[name]) < 0.007
@@ -393,7 +396,9 @@ def test_the_metrics_of_a_rollout_are_those_of_its_gradients():
   ]
   reward, valid = rollout.batch.reward, rollout.batch.valid
   deviation = [np.std(r[v]) for r, v in zip(reward, valid, strict=True)]
-  want = geometry.of_sketches(np.array(flat)[:, None], np.array(deviation))
+  want = geometry.metrics_of_sketches(
+    np.array(flat)[:, None], np.array(deviation)
+  )
   assert found.keys() == want.keys() | {'geometry_within'}
   for name in ('prompts', 'zero', 'reward_std', 'reward_ratio'):
     name = 'geometry_' + name

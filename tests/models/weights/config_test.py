@@ -34,7 +34,7 @@ def test_a_real_model_has_its_parameters_and_lies_on_a_mesh(name):
   assert count == real_models.COUNTS[name]
   sizes = (1, 4, 4, 2) if model.config.experts else (1, 16, 1, 2)
   mesh = AbstractMesh(sizes, ('data', 'fsdp', 'expert', 'tensor'))
-  place = sharding.of_params(mesh, shapes, model.logical_axes)
+  place = sharding.param_shardings(mesh, shapes, model.logical_axes)
   shards = jax.tree.map(lambda s, x: s.shard_shape(x.shape), place, shapes)
   lists = jax.tree.leaves(shards, is_leaf=lambda x: isinstance(x, tuple))
   most = sum(map(math.prod, lists))

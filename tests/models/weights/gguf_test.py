@@ -161,7 +161,7 @@ def test_the_same_as_a_folder(folder_and_file, kind):
   # Of each matrix a part: rows and columns of what is stored.
   mesh = sharding.make_mesh(fsdp=2, tensor=2)
   model = models.Transformer(file.config())
-  place = sharding.of_params(mesh, expected, model.logical_axes)
+  place = sharding.param_shardings(mesh, expected, model.logical_axes)
   golden.assert_same_trees(weights.load(file, file.config(), place), expected)
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path):
 def place(model, **axes):
   mesh = sharding.make_mesh(**axes)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
-  return sharding.of_params(mesh, shapes, model.logical_axes)
+  return sharding.param_shardings(mesh, shapes, model.logical_axes)
 
 
 def change(folder, edit):

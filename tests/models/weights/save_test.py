@@ -88,7 +88,7 @@ def test_several_files_and_their_index(tmp_path):
 def test_from_a_mesh_the_same_files_come(tmp_path):
   one = golden.golden('gemma3')
   mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
-  place = sharding.of_params(mesh, one.params, one.model.logical_axes)
+  place = sharding.param_shardings(mesh, one.params, one.model.logical_axes)
   params = jax.device_put(one.params, place)
   weights.save(tmp_path / 'mesh', one.model.config, params)
   weights.save(tmp_path / 'one', one.model.config, one.params)
@@ -150,7 +150,7 @@ def test_adapters_are_added_to_their_weights(name, tmp_path):
   weights.save(tmp_path / 'device', config, params)
   weights.save(tmp_path / 'host', config, jax.tree.map(np.asarray, params))
   axes = models.Transformer(config).logical_axes
-  place = sharding.of_params(sharding.make_mesh(1, 2, 1), params, axes)
+  place = sharding.param_shardings(sharding.make_mesh(1, 2, 1), params, axes)
   weights.save(tmp_path / 'mesh', config, jax.device_put(params, place))
   expected = stored(tmp_path / 'merged')
   for where in ('device', 'host', 'mesh'):

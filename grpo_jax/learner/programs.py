@@ -1,10 +1,14 @@
-"""The programs of a rollout's updates, lowered before there is a rollout.
+"""The programs of a rollout's updates, before there is a rollout.
 
-Nothing is put on a device; those of the mesh need not be there.
+They are lowered, for which the devices of the mesh need not be there, or
+compiled in a thread.
 """
 
 from collections.abc import Callable
+import contextlib
+import dataclasses
 import functools
+import threading
 from typing import Any
 
 import jax
@@ -22,13 +26,13 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
 
 
-def lowering(
+def lowerings(
   updater: Updater, layout: LayoutSpec, example: Rollout, step: int = 0
 ) -> dict[str, Callable[[], Any]]:
-  """What lowers the programs of `updates.learn`.
+  """What lowers the programs of a rollout's updates.
 
   Args:
-    updater: See `updates.Updater`.
+    updater: What turns rollouts into updates.
     layout: How completions are laid out.
     example: A rollout of the shapes to compile for, such as the largest; the
       values in it do not matter.
@@ -81,7 +85,7 @@ def lowering(
 
 
 def scoring_names(updater: Updater) -> list[str]:
-  """The programs of `lowering` that score before the first update."""
+  """The programs of `lowerings` that score before the first update."""
   learner = updater.compiled.learner
   with_entropy = 'entropy_old' in learner.method.requires
   own = 'score_entropy' if with_entropy else 'score_all'
@@ -95,7 +99,7 @@ def memory_gib(
   """Memory that the compiled update needs on each device, GiB.
 
   Args:
-    updater: See `updates.Updater`.
+    updater: What turns rollouts into updates.
     layout: How completions are laid out.
     example: A rollout of the shapes to compile for.
 
@@ -104,10 +108,61 @@ def memory_gib(
     results too.
   """
   # In rollout 0 overshoot is measured, if in any.
-  step = lowering(updater, layout, example)['train_step']()
+  step = lowerings(updater, layout, example)['train_step']()
   needs: Any = step.compile().memory_analysis()
   # Results lie in the memory of donated arguments, which counts once.
   held = needs.argument_size_in_bytes + needs.output_size_in_bytes
   peak = held - needs.alias_size_in_bytes + needs.temp_size_in_bytes
   gib = 2**30
   return {'temporary': needs.temp_size_in_bytes / gib, 'peak': peak / gib}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiling:
+  """What is being compiled.
+
+  Attributes:
+    thread: Compiles; None: nothing is compiled ahead.
+  """
+
+  thread: threading.Thread | None = None
+
+  def wait(self) -> None:
+    """Waits for the end; an update before it would be compiled twice."""
+    if self.thread is not None:
+      self.thread.join()
+
+
+NOTHING = Compiling()
+
+
+def compile_ahead(
+  updater: Updater, layout: LayoutSpec, example: Rollout, step: int
+) -> Compiling:
+  """Compiles the programs of an update in a thread of its own.
+
+  Meanwhile the sampler is compiled and the first rollout is drawn. If that has
+  other shapes than the example, the update is compiled once more. Packed rows
+  are not compiled ahead: their shapes depend on lengths of completions.
+
+  Args:
+    updater: See `Updater`. jit keeps the programs for its functions.
+    layout: How the first rollout to come is laid out.
+    example: A rollout of the shapes to compile for, such as the largest; the
+      values in it do not matter.
+    step: Number of the first rollout to come; see `UpdateSpec.watches`.
+  """
+  if layout.kind == 'packed' or jax.process_count() > 1:
+    return NOTHING
+
+  def run():
+    # What fails here fails again in the first update, which raises it.
+    with contextlib.suppress(BaseException):
+      for lower in lowerings(updater, layout, example, step).values():
+        lower().compile()
+
+  # A daemon, because Python would wait for any other thread before it ends, and
+  # the compiler cannot be interrupted; see `commands.main.run`.
+  thread = threading.Thread(target=run, name='compile ahead', daemon=True)
+  thread.start()
+  return Compiling(thread)
