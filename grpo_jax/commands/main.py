@@ -28,7 +28,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.hosts import stop_signal
 
 # Threads that may be inside XLA, which nothing can interrupt; see
-# `learner.programs.compile_ahead` and `engines.local.side_by_side`.
+# `learner.programs.compile_ahead` and `engines.local.generation`.
 _IN_XLA = 'compile ahead', 'sampling'
 _HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
 

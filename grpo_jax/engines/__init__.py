@@ -3,23 +3,16 @@
 Read in this order:
 
 - `protocol`: what an engine is asked, and what it answers;
-- `batch`: completions of many prompts that are asked for at once;
 - `local.engine`: our engine, `LocalEngine`;
 - `local.arrays`: requests as arrays, and arrays as what was sampled;
 - `local.generation`: the completions of a batch, a loop on the host;
 - `local.schedule`: what that loop decides: which row draws which completion;
 - `local.sampler`: the compiled programs that the loop calls;
 - `local.next_token`: how one token is drawn from logits;
-- `local.vocabulary`: what it reduces over a vocabulary that may be split;
 - `plain`: `PlainEngine`, for models of which little is known.
 """
 
-from grpo_jax.engines.batch import Completions
-from grpo_jax.engines.batch import generate
-from grpo_jax.engines.batch import requests
 from grpo_jax.engines.local.engine import LocalEngine
-from grpo_jax.engines.local.next_token import next_token
-from grpo_jax.engines.local.prepare import sampler_params
 from grpo_jax.engines.plain import PlainEngine
 from grpo_jax.engines.protocol import ENDED
 from grpo_jax.engines.protocol import GOING
@@ -31,10 +24,11 @@ from grpo_jax.engines.protocol import Request
 from grpo_jax.engines.protocol import Sampled
 from grpo_jax.engines.protocol import Sampling
 from grpo_jax.engines.protocol import check_limit
+from grpo_jax.engines.protocol import generate
+from grpo_jax.engines.protocol import requests
 
 __all__ = (
   'Capabilities',
-  'Completions',
   'ENDED',
   'Engine',
   'GOING',
@@ -47,7 +41,5 @@ __all__ = (
   'TRUNCATED',
   'check_limit',
   'generate',
-  'next_token',
   'requests',
-  'sampler_params',
 )

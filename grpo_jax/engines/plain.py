@@ -166,11 +166,11 @@ class _Program:
   """What is compiled: a static argument of `_run`.
 
   Attributes:
-    model: See `PlainEngine`.
+    model: Of the user.
     choices: Which ways of choosing a token there are.
     group: Completions per prompt, `G`.
     room: Columns of a row for its completion, `T`.
-    mesh: See `PlainEngine`.
+    mesh: Over which rows are split; None: one device.
   """
 
   model: foreign.Foreign

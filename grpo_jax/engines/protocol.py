@@ -1,18 +1,25 @@
 """The engine protocol: requests go in, and what was sampled comes out.
 
+`generate` asks any engine for completions of many prompts that are known whole.
+
 Prompts and completions are token ids, never text, so that the ids which were
 sampled are exactly those that are trained on.
 """
 
+from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import math
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
+import jax
 import numpy as np
+
+from grpo_jax.mesh import random_keys
 
 # How a completion finished: by an end token, its limit, a stop string; or it
 # has not finished.
@@ -148,6 +155,11 @@ class Sampled(NamedTuple):
   routing: np.ndarray | None = None
   holder: int | None = None
 
+  @property
+  def is_here(self) -> bool:
+    """Whether this process knows the completion."""
+    return self.holder is None or self.holder == jax.process_index()
+
 
 class Capabilities(NamedTuple):
   """What an engine does beyond drawing tokens.
@@ -209,3 +221,88 @@ class Engine(Protocol):
       process at the same turn.
     """
     ...
+
+
+def requests(
+  prompts: Sequence[Sequence[int]],
+  index: Sequence[int],
+  group: int,
+  sampling: Sampling,
+  limit: int,
+  seed: int,
+  rollout: int,
+  purpose: str = 'sample',
+) -> list[Request]:
+  """A request for each of `P` prompts.
+
+  The random keys of a completion are those of its seed, purpose, rollout,
+  prompt and number alone.
+
+  Args:
+    prompts: Each a list of ids.
+    index: For each prompt its global counter, which says where in the stream of
+      prompts it stands.
+    group: Completions per prompt, `G`.
+    sampling: How tokens are drawn.
+    limit: The most tokens of a completion.
+    seed: Of the run.
+    rollout: Its number.
+    purpose: What the completions are for. Another purpose gets independent
+      random numbers.
+
+  Raises:
+    ValueError: No completion could end before the limit; see `check_limit`.
+  """
+  check_limit(limit, sampling)
+  keys = random_keys.folded(seed, purpose, rollout, index, range(group))
+  return [
+    Request(ids, its, limit, sampling, f'the prompt with index {place}')
+    for ids, its, place in zip(prompts, keys, index, strict=True)
+  ]
+
+
+def generate(
+  engine: Engine,
+  asked: Sequence[Request],
+  finished: Callable[[int, Sampled], None] | None = None,
+  check: Callable[[], None] = lambda: None,
+) -> list[list[Sampled]]:
+  """Samples `G` completions of each of `P` prompts.
+
+  Args:
+    engine: With parameters; nothing else is submitted to it.
+    asked: From `requests`.
+    finished: Called once with the number of the prompt and each completion that
+      this process knows, while the engine draws others. It must return soon: no
+      device works meanwhile.
+    check: Called before the first turn of the engine and after each; what it
+      raises ends the sampling. Several processes can agree there whether to go
+      on, because they all have the same turns.
+
+  Returns:
+    [P][G], the completions in the order of the requests.
+
+  Raises:
+    ValueError: The engine cannot do what is asked.
+  """
+  filters = any(one.sampling.filters for one in asked)
+  if filters and not engine.capabilities.filters:
+    raise ValueError(
+      'This engine does not know what filters leave of the policy; give '
+      'top_k=0, top_p=1, min_p=0 and min_tokens=0.'
+    )
+  check()
+  place = {engine.submit(one): p for p, one in enumerate(asked)}
+  found: list[dict[int, Sampled]] = [{} for _ in asked]
+  with contextlib.closing(engine.completed()) as turns:
+    for turn in turns:
+      for one in turn:
+        p = place[one.request]
+        found[p][one.number] = one
+        if finished is not None and one.is_here:
+          finished(p, one)
+      check()
+  return [
+    [group[g] for g in range(len(one.keys))]
+    for group, one in zip(found, asked, strict=True)
+  ]

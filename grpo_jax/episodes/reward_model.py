@@ -128,12 +128,14 @@ class Chats:
   def _text(self, prompt: data.Prompt, completion: str) -> str:
     """The chat as its template writes it."""
     assert self._template is not None
-    asked = self._format.messages(prompt)
-    if data.is_by_assistant(asked[-1]):  # the completion goes on where it ends
-      completion = asked.pop()['content'] + completion
+    messages = self._format.messages(prompt)
+    if data.is_by_assistant(
+      messages[-1]
+    ):  # the completion goes on where it ends
+      completion = messages.pop()['content'] + completion
     answer = {'role': 'assistant', 'content': completion}
     return self._template.render(
-      [*asked, answer],
+      [*messages, answer],
       add_generation_prompt=False,
       **self._kwargs,
     )
@@ -146,8 +148,8 @@ class Chats:
 
 def whole_prompt(example: Mapping[str, Any], prompt: str) -> data.Prompt:
   """The whole prompt of a record: its messages, if it is a chat."""
-  whole = example.get('prompt')
-  return prompt if whole is None or isinstance(whole, str) else whole
+  chat = example.get('prompt')
+  return prompt if chat is None or isinstance(chat, str) else chat
 
 
 def tear(text: str, special: re.Pattern[str]) -> Iterator[str]:
@@ -162,8 +164,8 @@ def tear(text: str, special: re.Pattern[str]) -> Iterator[str]:
   """
   first = 0
   while match := special.search(text, first):
-    whole = len(match.group()) == 1
-    yield text[first : match.start() + (not whole)]
+    is_single = len(match.group()) == 1
+    yield text[first : match.start() + (not is_single)]
     first = match.start() + 1
   yield text[first:]
 
@@ -330,9 +332,9 @@ class RewardModel:
         part = chosen[first : first + size]
         tokens, length = _padded([rows[i] for i in part], size, width)
         place = sharding.rows(self._mesh)
-        given = host_arrays.from_local((tokens, length), place)
+        padded = host_arrays.from_local((tokens, length), place)
         found = _scores(
-          self._model, self._mesh, self._params, self._head, *given
+          self._model, self._mesh, self._params, self._head, *padded
         )
         waiting.append((part, found))
     # Read at the end, so that the devices do not wait for the host.
@@ -363,11 +365,11 @@ def from_kwargs(
   try:
     inspect.signature(RewardModel).bind(mesh=mesh, **kwargs)
   except TypeError as error:
-    known = list(inspect.signature(RewardModel).parameters)
-    known.remove('mesh')
+    names = list(inspect.signature(RewardModel).parameters)
+    names.remove('mesh')
     raise ValueError(
       f'The reward {NAME!r} has kwargs={dict(kwargs)}, which do not fit'
-      f' ({error}); give some of {", ".join(known)}.'
+      f' ({error}); give some of {", ".join(names)}.'
     ) from error
   return RewardModel(mesh=mesh, **kwargs)
 
@@ -424,13 +426,13 @@ def _limit(max_tokens: int | None, found: weights.Classifier) -> int:
   Raises:
     ValueError: More are asked for than the model was made for.
   """
-  known = found.source.context_tokens
+  context = found.source.context_tokens
   if max_tokens is None:
-    return min(_MOST_TOKENS, known or _MOST_TOKENS)
-  if known and max_tokens > known:
+    return min(_MOST_TOKENS, context or _MOST_TOKENS)
+  if context and max_tokens > context:
     raise ValueError(
       f'{NAME} has max_tokens={max_tokens}, but the model in'
-      f' {found.source.path} was made for {known} (max_position_embeddings in'
+      f' {found.source.path} was made for {context} (max_position_embeddings in'
       ' its config.json); give no more.'
     )
   return max_tokens

@@ -7,7 +7,6 @@ trained on. Text is made of them for the rewards, and is never encoded again.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import itertools
 import json
 import math
 import time
@@ -22,7 +21,10 @@ from grpo_jax import losses
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.data import Tokenizer
 from grpo_jax.data import prompt_text
+from grpo_jax.episodes.types import Episode
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.episodes.types import episode_of
+from grpo_jax.episodes.types import holders
 from grpo_jax.models import layout
 
 
@@ -46,21 +48,18 @@ class Judge(Protocol):
     ...
 
 
-Judging = Callable[
-  [Judge, engines.Completions], tuple[engines.Completions, rewards_lib.Scores]
-]
-"""`(judge, completions)` -> the completions, of which every process then knows
-`length`, `finish`, `version`, `chosen` and `previous`, and the scores of all,
-from a call of `judge`."""
+Episodes = Sequence[Sequence[Episode]]
+"""[P][G]: G episodes of each of P prompts."""
+Judging = Callable[[Judge, Episodes], tuple[Episodes, rewards_lib.Scores]]
+"""`(judge, episodes)` -> the episodes, of which every process then knows the
+`types.outline`, and the scores of all, from a call of `judge`."""
 
 
 def judged_alone(
-  judge: Judge,
-  completions: engines.Completions,
-  check: Callable[[], None] = lambda: None,
-) -> tuple[engines.Completions, rewards_lib.Scores]:
+  judge: Judge, episodes: Episodes, check: Callable[[], None] = lambda: None
+) -> tuple[Episodes, rewards_lib.Scores]:
   """The `Judging` of a single process: all at once; see `Judge` for `check`."""
-  return completions, judge(range(len(completions.length)), check)
+  return episodes, judge(range(len(episodes)), check)
 
 
 def collect(
@@ -98,7 +97,7 @@ def collect(
     judging: How the prompts are judged: by default all at once. Several
       processes each judge some of them.
     workers: For the rewards that are called in workers.
-    check: See `engines.generate`.
+    check: Called between two turns of the engine; what it raises ends it all.
 
   Returns:
     A `Rollout`.
@@ -111,11 +110,12 @@ def collect(
     asked = engines.requests(
       prompts, index, group, sampling, limit, seed, rollout, purpose
     )
-    completions = engines.generate(engine, asked, early, check)
-    judged.decode(completions)
-    completions, scores = judging(judged, completions)
+    sampled = engines.generate(engine, asked, early, check)
+    judged.decode(sampled)
+    drawn = [[episode_of(one) for one in group] for group in sampled]
+    episodes, scores = judging(judged, drawn)
   return make_rollout(
-    completions,
+    episodes,
     scores,
     completion_buckets,
     prompts=prompts,
@@ -154,33 +154,31 @@ def blank(
     prompt_tokens: Length of every prompt.
     max_tokens: Length of every completion.
     rewards: Number of reward functions.
-    completion_buckets: See `collect`.
+    completion_buckets: Allowed completion widths, tokens.
     routed: Whether the model has experts.
 
   Returns:
     A `Rollout` with the fields and dtypes of one from `collect`.
   """
-  shape = prompts, group, max_tokens
   number = prompts * group
-  nothing = np.zeros(shape, np.float32)
-  whole = np.zeros(shape, np.int32)
-  length = np.full(shape[:2], max_tokens, np.int32)
-  drawn = engines.Completions(
-    whole,
-    length,
-    nothing,
-    nothing,
-    whole,
-    whole[..., 0],
-    nothing,
-    whole if routed else None,
+  nothing = np.zeros((max_tokens,), np.float32)
+  ids = np.zeros((max_tokens,), np.int32)
+  episode = Episode(
+    ids,
+    chosen=np.ones((max_tokens,), bool),
+    logp=nothing,
+    log_kept=nothing,
+    version=ids,
+    finish=engines.ENDED,
+    entropy=nothing,
+    routing=ids if routed else None,
   )
   reward = np.zeros((number,), np.float32)
   scores = rewards_lib.Scores(
     reward, np.zeros((number, rewards), np.float32), np.ones((number,), bool)
   )
   return make_rollout(
-    drawn,
+    [[episode] * group] * prompts,
     scores,
     completion_buckets,
     prompts=[[0] * prompt_tokens] * prompts,
@@ -221,44 +219,45 @@ class _Judged:
   ):
     self.texts = [[''] * group for _ in records]
     self.began = math.inf
-    self._records, self._group = records, group
+    self._records = records
     self._tokenizer, self._scoring = tokenizer, scoring
     self._rows: dict[tuple[int, int], int] = {}
 
-  def add(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
-    """Has completion g of prompt p judged; see `engines.generate`."""
-    self.texts[p][g] = self._tokenizer.decode(ids)
-    self._judge(p, g, ids, finish)
+  def add(self, p: int, one: engines.Sampled) -> None:
+    """Has a completion of prompt p judged; see `engines.generate`."""
+    self.texts[p][one.number] = self._tokenizer.decode(one.ids)
+    self._judge(p, one)
 
-  def decode(self, completions: engines.Completions) -> None:
+  def decode(self, sampled: Sequence[Sequence[engines.Sampled]]) -> None:
     """Takes all completions, and makes text of those not added before."""
-    self._completions = completions
-    for p, g in itertools.product(completions.known, range(self._group)):
-      if (p, g) not in self._rows:
-        ids = completions.tokens[p, g, : completions.length[p, g]]
-        self.texts[p][g] = self._tokenizer.decode(ids)
+    self._sampled = sampled
+    for p, group in enumerate(sampled):
+      for g, one in enumerate(group):
+        if one.is_here and (p, g) not in self._rows:
+          self.texts[p][g] = self._tokenizer.decode(one.ids)
 
   def __call__(
     self, chosen: Sequence[int], check: Callable[[], None] = lambda: None
   ) -> rewards_lib.Scores:
     """The scores of some prompts' completions, in the order p * G + g."""
-    completions = self._completions
-    places = list(itertools.product(chosen, range(self._group)))
+    places = [(p, g) for p in chosen for g in range(len(self.texts[p]))]
     for p, g in places:
       if (p, g) not in self._rows:
-        ids = completions.tokens[p, g, : completions.length[p, g]]
-        self._judge(p, g, ids, completions.finish[p, g])
-    return self._scoring.scores([self._rows[place] for place in places], check)
+        self._judge(p, self._sampled[p][g])
+    rows = [self._rows[place] for place in places]
+    return self._scoring.scores(rows, check)
 
-  def _judge(self, p: int, g: int, ids: np.ndarray, finish: int) -> None:
+  def _judge(self, p: int, one: engines.Sampled) -> None:
     self.began = min(self.began, time.monotonic())
     example = {
       **_copied(self._records[p]),
-      'completion_ids': ids.tolist(),
-      'truncated': bool(finish == engines.TRUNCATED),
+      'completion_ids': one.ids.tolist(),
+      'truncated': one.finish == engines.TRUNCATED,
     }
-    self._rows[p, g] = self._scoring.add(
-      prompt_text(self._records[p]['prompt']), self.texts[p][g], example
+    self._rows[p, one.number] = self._scoring.add(
+      prompt_text(self._records[p]['prompt']),
+      self.texts[p][one.number],
+      example,
     )
 
 
@@ -276,60 +275,72 @@ def _copied(value: Any) -> Any:
 
 
 def make_rollout(
-  completions: engines.Completions,
+  episodes: Episodes,
   scores: rewards_lib.Scores,
   completion_buckets: Sequence[int],
   **described: Any,
 ) -> Rollout:
-  """Completions and their scores as a rollout, as wide as the longest needs.
+  """Episodes and their scores as a rollout, as wide as the longest needs.
 
   Args:
-    completions: Of P prompts, G each.
+    episodes: Of P prompts, G each. An engine that knows the entropy or the
+      routing knows it in all of them.
     scores: Of all of them, in the order p * G + g.
-    completion_buckets: See `collect`.
+    completion_buckets: Allowed completion widths, tokens.
     **described: Further fields of the `Rollout`: prompts, texts, names.
   """
-  shape, longest = completions.length.shape, int(completions.length.max())
+  every = [one for group in episodes for one in group]
+  shape = len(episodes), len(episodes[0])
+  length = np.array([len(one.ids) for one in every], np.int32).reshape(shape)
   # A bucket and not the longest length itself, because each width is compiled.
-  width = layout.bucket(longest, completion_buckets, 'completion')
+  width = layout.bucket(int(length.max()), completion_buckets, 'completion')
+  inside = np.arange(width) < length[:, :, None]
 
-  def widened(x: np.ndarray) -> np.ndarray:
-    x = x[..., :width]
-    return np.pad(x, [(0, 0)] * 2 + [(0, width - x.shape[-1])])
+  def array(name: str, dtype: Any, lacking: Any = np.zeros) -> Any:
+    """An array of all episodes, [P,G,T]; None if no episode has it."""
+    values = [getattr(one, name) for one in every]
+    if all(x is None for x in values):
+      return None
+    joined = np.zeros(inside.shape, dtype)
+    joined[inside] = np.concatenate(
+      [
+        lacking(len(one.ids)) if x is None else x
+        for one, x in zip(every, values, strict=True)
+      ]
+    )
+    return joined
 
-  def of_rewards(x: np.ndarray | None) -> np.ndarray | None:
+  def by_reward(x: np.ndarray | None) -> np.ndarray | None:
     return None if x is None else x.reshape(*shape, -1)
 
-  mask, previous = completions.chosen, completions.previous
-  if mask is None:
-    mask = np.arange(width) < completions.length[:, :, None]
+  mask, log_kept = array('chosen', bool), array('log_kept', np.float32)
   extras = {
-    'log_kept': completions.log_kept,
-    'entropy_sampler': completions.entropy,
-    'routing_sampler': completions.routing,
-    'turn': completions.turn,
+    'log_kept': log_kept,
+    'entropy_sampler': array('entropy', np.float32),
+    'routing_sampler': array('routing', np.int32),
+    'turn': array('turn', np.int32),
   }
-  mask = widened(mask)
+  finish = np.array([one.finish for one in every], np.int32).reshape(shape)
   batch = losses.Batch(
-    tokens=widened(completions.tokens),
+    tokens=array('ids', np.int32),
     mask=mask,
     keep=mask,
     valid=scores.judged.reshape(shape),
     reward=scores.reward.reshape(shape),
     reward_parts=scores.parts.reshape(*shape, -1),
-    truncated=completions.finish == engines.TRUNCATED,
-    version=widened(completions.version),
+    truncated=finish == engines.TRUNCATED,
+    version=array('version', np.int32),
     # Of the distribution that tokens were drawn from: the policy after filters.
-    logp_sampler=widened(completions.logp - completions.log_kept),
-    extras={name: widened(x) for name, x in extras.items() if x is not None},
+    logp_sampler=array('logp', np.float32) - log_kept,
+    extras={name: x for name, x in extras.items() if x is not None},
   )
   return Rollout(
     batch,
-    completions.length,
-    failures=of_rewards(scores.failures),
-    judge_secs=of_rewards(scores.secs),
-    holder=completions.holder,
-    previous=None if previous is None else widened(previous),
+    length,
+    failures=by_reward(scores.failures),
+    judge_secs=by_reward(scores.secs),
+    holder=holders(episodes),
+    previous=array('previous', np.int32, lambda n: np.arange(-1, n - 1)),
     **described,
   )
 
@@ -393,12 +404,12 @@ def demonstrations(
     truncated=np.zeros(length.shape, bool),
     version=np.zeros(tokens.shape, np.int32),  # no policy drew them
   )
-  asked = [record['prompt'] for record in records]
+  prompts = [record['prompt'] for record in records]
   return Rollout(
     batch,
     length,
-    [tokenizer.encode_prompt(prompt) for prompt in asked],
-    [prompt_text(prompt) for prompt in asked],
+    [tokenizer.encode_prompt(prompt) for prompt in prompts],
+    [prompt_text(prompt) for prompt in prompts],
     [[text] for text in texts],
     np.array([record['index'] for record in records], np.int64),
   )

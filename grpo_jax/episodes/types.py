@@ -13,7 +13,8 @@ from grpo_jax import engines
 from grpo_jax import losses
 
 KNOWN_TO_ALL = ('mask', 'keep', 'version', 'previous')
-"""The arrays [P,G,T] of a rollout that every process knows of all groups."""
+"""The arrays [P,G,T] of a rollout that every process knows of all groups, from
+the `outline` of each episode."""
 
 
 class Episode(NamedTuple):
@@ -39,6 +40,7 @@ class Episode(NamedTuple):
       the end of the first prompt; None: each follows the one before it.
     reward: f32[n], what the environment gave for each turn; None: nothing.
     ended: What has ended it, for people.
+    holder: The process that knows the episode, see `engines.Sampled`.
   """
 
   ids: np.ndarray
@@ -53,35 +55,43 @@ class Episode(NamedTuple):
   previous: np.ndarray | None = None
   reward: np.ndarray | None = None
   ended: str = ''
+  holder: int | None = None
 
 
-def join_episodes(
-  episodes: Sequence[Sequence[Episode]],
-) -> engines.Completions:
-  """G episodes of each of P prompts as arrays; T is the longest episode's t.
+def episode_of(one: engines.Sampled) -> Episode:
+  """What was sampled, as an episode of a single turn."""
+  shared = {name: getattr(one, name) for name in _OF_SAMPLED}
+  return Episode(chosen=np.ones(len(one.ids), bool), **shared)
 
-  Args:
-    episodes: [P][G]. An engine that knows the entropy or the routing knows it
-      in all of them.
+
+_OF_SAMPLED = tuple(x for x in Episode._fields if x in engines.Sampled._fields)
+# What every process is told of an episode, beside how many tokens it has.
+_TOLD = 'finish', 'version', 'chosen', 'previous'
+
+
+def outline(episode: Episode) -> tuple[int, dict[str, Any]]:
+  """What the process that knows an episode tells the others."""
+  told = {name: getattr(episode, name) for name in _TOLD}
+  return len(episode.ids), told
+
+
+def outlined(episode: Episode, length: int, told: dict[str, Any]) -> Episode:
+  """An episode that another process knows, with what its `outline` says.
+
+  All else of it is 0.
   """
-  every = [one for group in episodes for one in group]
-  optional = 'entropy', 'routing', 'turn', 'previous'
-  without = {
-    name
-    for name in optional
-    if all(getattr(one, name) is None for one in every)
+  nothing = {
+    name: np.zeros(length, x.dtype)
+    for name, x in episode._asdict().items()
+    if isinstance(x, np.ndarray)
   }
-  most = max(len(one.ids) for one in every)
-  shape = len(episodes), len(episodes[0]), most
-  whole = engines.Completions.nothing(shape, without)
-  for p, group in enumerate(episodes):
-    for g, one in enumerate(group):
-      if one.turn is None:
-        one = one._replace(turn=np.zeros(len(one.ids), np.int32))
-      if one.previous is None:
-        one = one._replace(previous=np.arange(-1, len(one.ids) - 1))
-      whole.write(p, g, one)
-  return whole
+  return episode._replace(**{**nothing, **told})
+
+
+def holders(episodes: Sequence[Sequence[Episode]]) -> np.ndarray | None:
+  """i64[P], the process that knows each group; None: every one knows all."""
+  holder = [group[0].holder for group in episodes]
+  return None if holder[0] is None else np.array(holder, np.int64)
 
 
 class Rollout(NamedTuple):
@@ -149,7 +159,7 @@ class Rollout(NamedTuple):
     return self.judged & (first >= right_reward)
 
   @property
-  def known(self) -> Sequence[int]:
+  def own_groups(self) -> Sequence[int]:
     """The numbers of the groups that this process knows, ascending."""
     if self.holder is None:
       return range(len(self.prompts))

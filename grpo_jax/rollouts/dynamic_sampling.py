@@ -165,8 +165,8 @@ def draw(
     )
   # The surplus comes first, being oldest, then what was drawn now. Groups of
   # equal rewards come last: from `mixed` on, where no surplus is taken.
-  whole = concatenate(kept + uniform)
-  surplus = select(whole, np.arange(number, mixed)) if mixed > number else None
+  groups = concatenate(kept + uniform)
+  surplus = select(groups, np.arange(number, mixed)) if mixed > number else None
   counts = {}
   if rounds:
     counts = {
@@ -188,7 +188,7 @@ def draw(
   if fits is not None:
     counts['prompts_too_long'] = float(too_long)
   return (
-    select(whole, np.arange(number)),
+    select(groups, np.arange(number)),
     PromptState(position, retired, surplus, prompts_without_signal),
     counts,
   )
@@ -205,12 +205,12 @@ def next_records(
   """The next records that are neither retired nor too long.
 
   Args:
-    stream: See `draw`.
-    epoch: See `draw`.
+    stream: An endless dataset of records.
+    epoch: How many rows of it hold every record at least once.
     position: The global prompt counter of the first record to look at.
     number: How many records are needed.
     retired: The prompts to pass over, by their `_identity`.
-    fits: See `draw`.
+    fits: Whether a record is drawn. None: all are.
 
   Returns:
     The records, the position behind the last one, and how many were passed over

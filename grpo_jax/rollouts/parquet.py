@@ -158,12 +158,12 @@ def write(
 
   Args:
     path: The file. Its directory is made if there is none.
-    rollout: See `to_bytes`.
-    step: See `to_bytes`.
-    effects: See `to_bytes`.
+    rollout: Its arrays may lie on a device.
+    step: Number of the rollout.
+    effects: What updates did to each token; see `to_bytes`.
 
   Raises:
-    ValueError: See `to_bytes`.
+    ValueError: The file cannot hold it; see `to_bytes`.
   """
   path = pathlib.Path(path)
   data = to_bytes(rollout, step, effects)
@@ -298,7 +298,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     if cut and column not in KNOWN_TO_ALL
   ] + ['completion']
   names = [name for name in file.schema_arrow.names if name not in held]
-  table, of_own = file.read(names), _rows(file, held, own)
+  table, own_rows = file.read(names), _rows(file, held, own)
   # Somebody may have filtered or sorted the rows with a tool of their own.
   order = table['completion_number'].to_pylist()
   if order != [*range(group)] * number:
@@ -313,7 +313,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     inside = np.arange(values.shape[1]) < counts
     if column in held:
       inside = inside & own[:, None]
-    arrow = (of_own if column in held else table)[column].combine_chunks()
+    arrow = (own_rows if column in held else table)[column].combine_chunks()
     flat = arrow.flatten() if tail else arrow
     values[np.broadcast_to(inside, values.shape)] = _numbers(flat, dtype)
     values = values.reshape(number, group, *tail)
@@ -335,7 +335,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   )
   previous = fields.pop('previous', None)
   texts = np.full(number * group, '', object)
-  texts[own] = of_own['completion'].to_pylist()
+  texts[own] = own_rows['completion'].to_pylist()
   return Rollout(
     Batch(**fields, reward_parts=np.stack(parts, -1), extras=extras),
     length.reshape(number, group),

@@ -84,9 +84,9 @@ def draw(
   unused = tokenizer.unused_ids(largest + 1)
   strange = [i for i in sorted(used) if any(a <= i < b for a, b in unused)]
   if strange:
-    known = tokenizer.vocab_size
-    why = f'the vocabulary ends at {known - 1}'
-    if strange[0] < known:
+    size = tokenizer.vocab_size
+    why = f'the vocabulary ends at {size - 1}'
+    if strange[0] < size:
       why = 'the tokenizer has no token of this id'
     raise ValueError(
       f'{path} has the token {strange[0]}, but {why}; replay it with the '

@@ -75,14 +75,14 @@ def failed_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
   Nothing if nobody was asked, as in the files of earlier versions.
   """
-  asked = [rollout for rollout in rollouts if rollout.failures is not None]
-  if not asked:
+  judged = [rollout for rollout in rollouts if rollout.failures is not None]
+  if not judged:
     return {}
-  failed = np.concatenate([rollout.failed for rollout in asked])
+  failed = np.concatenate([rollout.failed for rollout in judged])
   shares = failed.mean(axis=(0, 1), dtype=np.float64)
   return {
     f'reward/{name}_failed': float(share)
-    for name, share in zip(asked[0].reward_names, shares, strict=True)
+    for name, share in zip(judged[0].reward_names, shares, strict=True)
   }
 
 

@@ -237,12 +237,12 @@ class Lease:
       raise GivenUp
 
   def judging(
-    self, judge: rollout_lib.Judge, completions: Any
-  ) -> tuple[Any, Any]:
+    self, judge: rollout_lib.Judge, episodes: rollout_lib.Episodes
+  ) -> tuple[rollout_lib.Episodes, Any]:
     """The `Judging` of the thread."""
     self.is_judging = True
     try:
-      return rollout_lib.judged_alone(judge, completions, self.check)
+      return rollout_lib.judged_alone(judge, episodes, self.check)
     finally:
       self.is_judging = False
 

@@ -7,13 +7,10 @@ import jax
 import numpy as np
 
 from grpo_jax import rewards
-from grpo_jax.engines import Completions
 from grpo_jax.episodes import rollout
+from grpo_jax.episodes import types
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
-
-# What all processes decide on, though one has drawn it.
-_KNOWN_TO_ALL = 'length', 'finish', 'version', 'chosen', 'previous'
 
 
 def shared(
@@ -36,43 +33,53 @@ def shared(
   """
 
   def judging(
-    judge: rollout.Judge, completions: Completions
-  ) -> tuple[Completions, rewards.Scores]:
-    prompts, group = completions.length.shape
-    holder, names = completions.holder, _KNOWN_TO_ALL
+    judge: rollout.Judge, episodes: rollout.Episodes
+  ) -> tuple[rollout.Episodes, rewards.Scores]:
+    prompts, group = len(episodes), len(episodes[0])
+    holder = types.holders(episodes)
+    shares = holder is not None
     if holder is None:
-      peers.check_equal({'the rollout': _digest(completions)})
-      holder, names = np.arange(prompts) * peers.number // prompts, ()
-    arrays = {name: getattr(completions, name) for name in names}
-    own, told = np.flatnonzero(holder == peers.rank), None
+      peers.check_equal({'the rollout': _digest(episodes)})
+      holder = np.arange(prompts) * peers.number // prompts
+    own, message = np.flatnonzero(holder == peers.rank).tolist(), None
     with peers.together(), peers.patient(), stop.at_once():
-      if len(own):
-        scores = judge(own.tolist())
-        mine = jax.tree.map(lambda x: x[own], arrays)
+      if own:
+        scores = judge(own)
+        outlines = [[*map(types.outline, episodes[p])] for p in own if shares]
         # Nearly all of it is the same number again and again.
-        told = scores, zlib.compress(pickle.dumps(mine), 1)
-    of_each = [
-      (told[0], pickle.loads(zlib.decompress(told[1])))
-      for told in peers.exchange(told)
-      if told is not None
-    ]
+        message = scores, zlib.compress(pickle.dumps(outlines), 1)
+    found = [one for one in peers.exchange(message) if one is not None]
     # They lie one process behind the other.
     place = np.argsort(np.argsort(holder, kind='stable'))
-    scores, arrays = jax.tree.map(lambda *x: np.concatenate(x), *of_each)
+    scores = jax.tree.map(
+      lambda *x: np.concatenate(x), *(scores for scores, _ in found)
+    )
     scores = jax.tree.map(
       lambda x: x.reshape(prompts, group, *x.shape[1:])[place].reshape(x.shape),
       scores,
     )
-    arrays = jax.tree.map(lambda x: x[place], arrays)
-    return completions._replace(**arrays), scores
+    if shares:
+      outlines = [
+        of_group
+        for _, packed in found
+        for of_group in pickle.loads(zlib.decompress(packed))
+      ]
+      episodes = [
+        [
+          one if p in own else types.outlined(one, *outline)
+          for one, outline in zip(episodes[p], outlines[at], strict=True)
+        ]
+        for p, at in enumerate(place)
+      ]
+    return episodes, scores
 
   return judging
 
 
-def _digest(completions: Completions) -> int:
+def _digest(episodes: rollout.Episodes) -> int:
   """A number of what was drawn, which is the same in all processes or a fault.
 
   They would train different policies on different completions.
   """
-  lengths = zlib.crc32(completions.length.tobytes())
-  return zlib.crc32(completions.tokens.tobytes(), lengths)
+  ids = [one.ids for group in episodes for one in group]
+  return zlib.crc32(np.concatenate([[len(x) for x in ids], *ids]).tobytes())

@@ -260,14 +260,12 @@ def sample(
   for prompt, asked in _requests(
     policy, prompts, number, temperature, max_tokens
   ):
-    done = engines.generate(policy.run.engine, asked)
-    for ids, length, finish in zip(
-      done.tokens[0], done.length[0], done.finish[0], strict=True
-    ):
+    (group,) = engines.generate(policy.run.engine, asked)
+    for one in group:
       yield {
         'prompt': prompt,
-        'completion': tokenizer.decode(ids[:length]),
-        'truncated': bool(finish == engines.TRUNCATED),
+        'completion': tokenizer.decode(one.ids),
+        'truncated': one.finish == engines.TRUNCATED,
       }
 
 

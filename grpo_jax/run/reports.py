@@ -35,7 +35,9 @@ def keep_completions(
   every = keep.completions_every_steps
   if every and step % every == 0:
     _write(session, rollout, step, 'completions', effects)
-  first = {p: rollout.texts[p][0] for p in rollout.known if p < keep.samples}
+  first = {
+    p: rollout.texts[p][0] for p in rollout.own_groups if p < keep.samples
+  }
   texts = collections.ChainMap(*session.peers.exchange(first))
   return [
     Sample(

@@ -86,13 +86,13 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the policy of the engine and judged."""
   spec, waited, secs, number = run.draw, 0.0, 0.0, 0
 
-  def judging(judge, completions):
+  def judging(judge, episodes):
     nonlocal waited, secs, number
-    judged, took = speed.timed(run.judging, judge, completions)
+    judged, took = speed.timed(run.judging, judge, episodes)
     now = time.monotonic()
     # Workers may have begun while others were still being sampled.
     waited, secs = waited + took, secs + now - min(judge.began, now - took)
-    number += completions.length.size
+    number += len(episodes) * spec.group
     return judged
 
   def collect(records):

@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 from grpo_jax import config as config_lib  # noqa: E402
 from grpo_jax import engines  # noqa: E402
 from grpo_jax import models  # noqa: E402
+from grpo_jax.engines.local import next_token as next_token_lib  # noqa: E402
 from grpo_jax.planning import roofline  # noqa: E402
 from grpo_jax.run.build import build  # noqa: E402
 from tests import drawing  # noqa: E402
@@ -131,7 +132,7 @@ def secs_of_choosing(streams: int, vocab: int) -> float:
       uniform = jax.random.uniform(key, (streams,))
       drawn = jnp.zeros((streams,), jnp.int32)
       # What was drawn moves the logits, so that nothing is computed just once.
-      found = engines.next_token(logits + total, uniform, drawn, *ways)
+      found = next_token_lib.next_token(logits + total, uniform, drawn, *ways)
       return 1e-9 * found[1].mean(), found[0]
 
     return jax.lax.scan(once, jnp.float32(0), jax.random.split(key, 8))

@@ -97,7 +97,9 @@ def measure(clock: clock_lib.Clock) -> None:
     start = time.perf_counter()
     completions = generate(*args)
     clock.sample_secs.append(time.perf_counter() - start)
-    clock.tokens.append(int(completions.length.sum()))
+    clock.tokens.append(
+      sum(len(one.ids) for group in completions for one in group)
+    )
     return completions
 
   Monitor.write, engines.generate = write_timed, generate_timed

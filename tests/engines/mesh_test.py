@@ -156,7 +156,7 @@ def test_completions_begin_in_the_shortest_cache():
 def test_decoding_sends_no_cache():
   """Queries go to the caches, and what they have seen comes back."""
   made, params, lowered = lowering(8, 'decode')
-  rows = made.abstract_rows(params, 16, 4, engines.Sampling(), 128)
+  rows = drawing.abstract_rows(made, params, 16, 4, engines.Sampling(), 128)
   for cache in jax.tree.leaves((rows.prompt_cache, rows.cache)):
     part = cache.sharding.shard_shape(cache.shape)
     assert part == (cache.shape[0] // 8, *cache.shape[1:])

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax import engines
+from grpo_jax.engines.local import next_token as next_token_lib
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
 from grpo_jax.models import scores
@@ -86,7 +87,7 @@ def test_nor_where_the_vocabulary_is_split():
 
   def draw(on, x):
     with sharding.use(on):
-      return engines.next_token(
+      return next_token_lib.next_token(
         scores.without_ids(x, UNUSED),
         uniform,
         jnp.zeros(64, jnp.int32),

@@ -38,11 +38,10 @@ def episode(tokens, straight=False):
 
 
 def rollout_of(*groups, buckets=(8,)):
-  completions = types.join_episodes(groups)
-  reward = np.arange(completions.length.size, dtype=np.float32)
+  reward = np.arange(sum(map(len, groups)), dtype=np.float32)
   scores = rewards.Scores(reward, reward[:, None], reward >= 0)
   return rollout_lib.make_rollout(
-    completions,
+    groups,
     scores,
     buckets,
     prompts=[[1]] * len(groups),
@@ -56,7 +55,10 @@ def rollout_of(*groups, buckets=(8,)):
 def test_a_single_turn_is_an_episode_of_which_all_is_chosen():
   engine = FakeEngine(lambda asked, g: [5, 6, 7, 8][: g + 1])
   engine.load(None, version=3)
-  sampled = drawing.completions(engine, [[1], [2]], limit=4, group=2)
+  groups = engines.generate(
+    engine, drawing.requests([[1], [2]], limit=4, group=2)
+  )
+  sampled = [[types.episode_of(one) for one in group] for group in groups]
   episodes = [
     [
       types.Episode(ids, np.ones(len(ids), bool), -np.ones(len(ids)),
@@ -64,19 +66,14 @@ def test_a_single_turn_is_an_episode_of_which_all_is_chosen():
       for ids in ([5], [5, 6])
     ]
   ] * 2  # fmt: skip
-  same = types.join_episodes(episodes)
-  assert sampled.chosen is same.turn is same.previous is same.entropy is None
-  np.testing.assert_array_equal(
-    same.chosen, np.arange(2) < same.length[..., None]
+  made, same = (
+    rollout_of(*groups, buckets=(4,)) for groups in (sampled, episodes)
   )
-  reward = np.zeros(4, np.float32)
-  scores = rewards.Scores(reward, reward[:, None], reward == 0)
-  described = dict.fromkeys(('prompts', 'prompt_texts', 'texts', 'index'))
-  made = [
-    rollout_lib.make_rollout(x, scores, (4,), **described)
-    for x in (sampled, same)
-  ]
-  jax.tree.map(np.testing.assert_array_equal, *made)
+  assert made.previous is None and made.batch.extras.keys() == {'log_kept'}
+  np.testing.assert_array_equal(made.batch.mask.sum(-1), made.length)
+  for x, y in zip(*map(jax.tree.leaves, (made.batch, same.batch)), strict=True):
+    np.testing.assert_array_equal(x, y)
+    assert x.dtype == y.dtype
 
 
 def test_the_mask_of_a_batch_has_the_holes_of_its_episodes():

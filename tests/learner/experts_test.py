@@ -15,7 +15,9 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.engines import LocalEngine
 from grpo_jax.engines import Sampling
+from grpo_jax.engines import generate
 from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.types import episode_of
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
@@ -202,14 +204,15 @@ def sampled(config, mesh=None):
   ids = tiny.ragged(prompts=4)[0]
   engine = LocalEngine(model, (8,), (3, 6), max_rows=8, mesh=mesh)
   engine.load(params, version=0)
-  drawn = drawing.completions(engine, ids, Sampling(eos_ids=(7,)), 6)
+  groups = generate(engine, drawing.requests(ids, Sampling(eos_ids=(7,)), 6))
+  drawn = drawing.arrays(groups, 6)
   scores = make_rollout().batch.reward
   judged = rollout_lib.rewards_lib.Scores(
     scores.reshape(-1), scores.reshape(-1, 1), np.ones((16,), bool)
   )
   described = make_rollout()
   rollout = rollout_lib.make_rollout(
-    drawn,
+    [[episode_of(one) for one in group] for group in groups],
     judged,
     (6,),
     prompts=ids,

@@ -16,6 +16,7 @@ from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import model as build_model
+from tests import drawing
 from tests import runs
 from tests.planning import record
 
@@ -91,7 +92,8 @@ def test_weights_take_the_bytes_that_they_take(changes):
 def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   made = parts(**WIDE | changes)
   counted = arithmetic.Arithmetic(made)
-  rows = made.engine.abstract_rows(
+  rows = drawing.abstract_rows(
+    made.engine,
     made.updater.joined(made.updater.compiled.abstract.params),
     counted.prompts,
     counted.group,

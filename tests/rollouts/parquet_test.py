@@ -242,7 +242,7 @@ def test_a_process_reads_its_own_groups(tmp_path, number):
   own = np.arange(number) % 3 == 1
   got = parquet.read(path, lambda prompts: np.where(own, 0, 1))
   assert got.holder.tolist() == [0 if here else 1 for here in own]
-  assert got.known == np.flatnonzero(own).tolist()
+  assert got.own_groups == np.flatnonzero(own).tolist()
   for name in 'tokens', 'logp_sampler':
     found, whole = getattr(got.batch, name), getattr(want.batch, name)
     assert_same_bits(found[own], whole[own])

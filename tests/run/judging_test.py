@@ -1,6 +1,7 @@
 """What processes that share the judging tell each other."""
 
 import contextlib
+import itertools
 import threading
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax import rewards
-from grpo_jax.engines import Completions
+from grpo_jax.episodes.types import Episode
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import judging
@@ -55,26 +56,20 @@ def scores_of(chosen, group):
 def test_all_processes_get_all_scores_and_reasons(holder):
   prompts, group = 4, 3
   whole = scores_of(range(prompts), group)
-  nothing = np.zeros((prompts, group, 2), np.float32)
-  length = np.arange(prompts * group, dtype=np.int32).reshape(prompts, group)
-  drawn = Completions(
-    nothing.astype(np.int32), length, nothing, nothing,
-    nothing.astype(np.int32), np.zeros_like(length), nothing,
-  )  # fmt: skip
-  chosen = np.arange(nothing.size).reshape(nothing.shape) % 5 > 1
-  version = np.where(chosen, 7 + np.arange(prompts)[:, None, None], 0)
+  drawn = [[drawn_one(p, g) for g in range(group)] for p in range(prompts)]
 
   def known_to(rank):
-    """What all decide on, as the process that has drawn it knows it."""
+    """What was drawn, as a process knows it."""
     if holder is None:
-      return drawn._replace(version=version)
-    own = (np.array(holder) == rank)[:, None, None]
-    return drawn._replace(
-      length=np.where(own[..., 0], length, 0),
-      version=np.where(own, version, 0),
-      chosen=chosen & own,
-      holder=np.array(holder),
-    )
+      return drawn
+    own = np.array(holder) == rank
+    return [
+      [
+        (one if own[p] else nothing(one))._replace(holder=holder[p])
+        for one in of_prompt
+      ]
+      for p, of_prompt in enumerate(drawn)
+    ]
 
   told, barrier, got = [None, None], threading.Barrier(2), {}
 
@@ -87,14 +82,45 @@ def test_all_processes_get_all_scores_and_reasons(holder):
     thread.start()
   for thread in threads:
     thread.join()
-  for known, scores in (got[0], got[1]):
-    np.testing.assert_array_equal(known.length, length)
-    np.testing.assert_array_equal(known.version, version)
-    assert known.previous is None
-    if holder is not None:
-      np.testing.assert_array_equal(known.chosen, chosen)
+  for rank, (known, scores) in got.items():
+    for p, g in itertools.product(range(prompts), range(group)):
+      found, wanted = known[p][g], drawn[p][g]
+      for name in ('version', 'chosen', 'previous'):
+        np.testing.assert_array_equal(
+          getattr(found, name), getattr(wanted, name)
+        )
+      assert found.finish == wanted.finish
+      here = holder is None or holder[p] == rank
+      for name in ('ids', 'logp', 'log_kept', 'entropy'):
+        x, y = getattr(found, name), getattr(wanted, name)
+        np.testing.assert_array_equal(x, y if here else np.zeros_like(y))
+        assert x.dtype == y.dtype
+      assert found.turn is found.routing is None
     for found, wanted in zip(scores, whole, strict=True):
       np.testing.assert_array_equal(found, wanted)
+
+
+def drawn_one(p, g):
+  """An episode of p + 2 * g tokens, of which the policy has chosen some."""
+  ids = np.arange(1, 1 + p + 2 * g, dtype=np.int32)
+  chosen = ids % 5 > 1
+  return Episode(
+    ids,
+    chosen,
+    logp=-ids.astype(np.float32),
+    log_kept=ids.astype(np.float32) / 2,
+    version=np.where(chosen, 7 + p, 0).astype(np.int32),
+    finish=(p + g) % 3,
+    entropy=ids.astype(np.float32) / 8,
+    previous=ids - 2 if p == 2 else None,
+  )
+
+
+def nothing(one):
+  """What a process has of what another has drawn."""
+  fields = one._replace(previous=None)._asdict().items()
+  none = {k: x[:0] for k, x in fields if isinstance(x, np.ndarray)}
+  return one._replace(**none, previous=None, finish=0)
 
 
 def rollout_with(failures):

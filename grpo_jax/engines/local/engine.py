@@ -18,7 +18,6 @@ from grpo_jax.engines.local import lowered
 from grpo_jax.engines.local import prepare
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local import schedule as schedule_lib
-from grpo_jax.engines.local import side_by_side
 from grpo_jax.engines.local.next_token import Choices
 from grpo_jax.engines.local.next_token import choices_of
 from grpo_jax.engines.protocol import GOING
@@ -55,7 +54,7 @@ class LocalEngine:
     shares: With several processes, whether each returns the completions that
       its own devices have drawn, and no others; see `Sampled.holder`.
     cores: Into how many pieces a rollout may be divided that are drawn at once;
-      see `side_by_side`. More than 1 is of use on a CPU alone.
+      see `generation`. More than 1 is of use on a CPU alone.
     copies: Whether the engine copies all parameters that are loaded. If False,
       some are read where the learner has them: call `unload` before they are
       donated.
@@ -120,21 +119,23 @@ class LocalEngine:
     cores = 1 if every_tokens else self.cores
     version = self._version  # others may be loaded between two turns
     so_far, parts = self._begun(batch, cores)
-    told = np.zeros(len(so_far.ended), bool)
-    for _ in side_by_side.run([part.run(every_tokens) for part in parts]):
-      over = so_far.ended & ~told
-      told |= over
+    reported = np.zeros(len(so_far.ended), bool)
+    for _ in generation.side_by_side(
+      [part.run(every_tokens) for part in parts]
+    ):
+      over = so_far.ended & ~reported
+      reported |= over
       turn = [
         self._sampled(batch, so_far, version, p) for p in np.flatnonzero(over)
       ]
       if every_tokens:
-        for place in np.flatnonzero(~told & (so_far.length > 0)):
+        for place in np.flatnonzero(~reported & (so_far.length > 0)):
           one = self._sampled(batch, so_far, version, place, goes_on=True)
-          told[place] = one.finish != GOING
+          reported[place] = one.finish != GOING
           turn.append(one)
       yield turn
       # The device knows nothing of stop strings and would go on.
-      if every_tokens and told.all():
+      if every_tokens and reported.all():
         return
 
   def _sampled(
@@ -167,7 +168,7 @@ class LocalEngine:
     head = config.vocab_size * config.width * layers[0].dtype.itemsize
     layers, group = sum(x.nbytes for x in layers), batch.group
     at_once = min(max(1, self.max_rows // group), len(batch.requests))
-    return side_by_side.pieces(cores, at_once, group, layers, head)
+    return generation.pieces(cores, at_once, group, layers, head)
 
   def _begun(
     self, batch: arrays.Batch, cores: int = 1
@@ -258,27 +259,16 @@ class LocalEngine:
       while other rows go on. `prepare` (weights to the sampler) is several
       programs; see `prepare.Preparation.lower`.
     """
+    vocab_size = self.model.config.vocab_size
     schedule = self.schedule(prompts, group, max(self.prompt_buckets))
     waits = prompts > schedule.prompts
     return lowered.programs(
-      self._sampler(self._choices(sampling), schedule),
+      self._sampler(choices_of([sampling], vocab_size), schedule),
       schedule,
       params,
       self._columns(limit),
       waits,
     )
-
-  def _choices(self, sampling: Sampling) -> Choices:
-    return choices_of([sampling], self.model.config.vocab_size)
-
-  def abstract_rows(
-    self, params: Any, prompts: int, group: int, sampling: Sampling, limit: int
-  ) -> Any:
-    """The rows of the largest rollout, as shapes; see `lowering`."""
-    schedule = self.schedule(prompts, group, max(self.prompt_buckets))
-    sampler = self._sampler(self._choices(sampling), schedule)
-    columns = self._columns(limit)[-1]
-    return lowered.abstract_rows(sampler, schedule, params, columns)
 
   def decoding_params(self, params: Any) -> Any:
     """What decoding reads of the learner's parameters: shapes and shardings."""

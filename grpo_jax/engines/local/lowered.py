@@ -58,8 +58,8 @@ def programs(
 
   def prefill():
     prompts = _prompts(sampler, some if admits else schedule)
-    given = read, prompts, columns[0]
-    return sharding.lower(mesh, sampler_lib.prefill, sampler, *given)
+    arguments = read, prompts, columns[0]
+    return sharding.lower(mesh, sampler_lib.prefill, sampler, *arguments)
 
   def decode():
     scalars = (_SCALAR,) * 2
@@ -158,9 +158,9 @@ def abstract_rows(
   """The rows that `prefill` returns: shapes, dtypes and shardings.
 
   Args:
-    sampler: See `programs`.
-    schedule: See `programs`.
-    params: See `programs`.
+    sampler: What the programs are compiled for; with a mesh.
+    schedule: The numbers of rows.
+    params: The learner's, as shapes, dtypes and shardings.
     columns: The length of their caches.
   """
   mesh = sampler.mesh

@@ -128,16 +128,16 @@ class Preparation:
       return [(self._whole, [(_without(params, self._same),)])]
     blocks, tail = params['blocks'], params.get('tail', [])
     repeats = range(jax.tree.leaves(blocks)[0].shape[0])
-    of_layers = [[(x, np.int32(i)) for i in repeats] for x in blocks]
-    of_layers += [[(x,)] for x in tail]
-    of_rest = [[({name: params[name]},)] for name in self._rest]
+    layers = [[(x, np.int32(i)) for i in repeats] for x in blocks]
+    layers += [[(x,)] for x in tail]
+    rest = [[({name: params[name]},)] for name in self._rest]
     programs = [*self._rest.values(), *self._layers]
-    return list(zip(programs, of_rest + of_layers, strict=True))
+    return list(zip(programs, rest + layers, strict=True))
 
   def __call__(self, params: Any) -> Any:
     """The sampler's parameters."""
     made = [
-      [program(*given) for given in calls]
+      [program(*arguments) for arguments in calls]
       for program, calls in self._calls(params)
     ]
     if self._whole is not None:

@@ -182,7 +182,7 @@ class Sampler:
     )
     logits = jnp.repeat(logits, self.group, axis=0)
     rows, drawn = draw(rows, logits, self.choices, routing)
-    return rows, _of_rows(jax.tree.map(lambda x: x[:, None], drawn))
+    return rows, _by_rows(jax.tree.map(lambda x: x[:, None], drawn))
 
   def decode(
     self, params, rows: Rows, limit: Array, floor: Array
@@ -250,7 +250,7 @@ class Sampler:
     # A loop on the device: the host is asked once per call, not once per token.
     start = jnp.zeros((), jnp.int32), self._on_all(rows), nothing
     _, rows, drawn = lax.while_loop(going, body, start)
-    return rows, _of_rows(drawn)
+    return rows, _by_rows(drawn)
 
   def regroup(
     self, parts: Sequence[Rows], lane: Array, row: Array, columns: int
@@ -352,8 +352,8 @@ class Sampler:
 
     def attend(query, key, value, *rest, **options):
       # A token of a row is little beside its cache, and beside the weights.
-      given = [sharding.constrain_rows(x, True) for x in (query, key, value)]
-      output, cache = function(*given, *rest, **options)
+      heads = [sharding.constrain_rows(x, True) for x in (query, key, value)]
+      output, cache = function(*heads, *rest, **options)
       output = sharding.constrain_rows(output, True)
       return sharding.constrain_cache(output, heads=2), cache
 
@@ -382,7 +382,7 @@ class Sampler:
     return jnp.repeat(rows.prompt_length, width)
 
 
-def _of_rows(drawn: Drawn) -> Drawn:
+def _by_rows(drawn: Drawn) -> Drawn:
   """What was drawn, each row where its caches are."""
   return jax.tree.map(sharding.constrain_rows, drawn)
 

@@ -289,8 +289,7 @@ def load(
     source: The model, opened.
     config: Its `config`, or one that differs in how the model is computed.
     place: A tree of `NamedSharding`, as `sharding.param_shardings` makes it.
-      None
-      puts everything on the first device.
+      None puts everything on the first device.
     dtype: Of matrices: `'float32'`, or `'bfloat16'` for weights that are not
       trained. Scales and biases are float32.
     rounded: Whether `dtype` may have fewer bits than what is stored.

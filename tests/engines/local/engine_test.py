@@ -10,6 +10,7 @@ import pytest
 from grpo_jax import engines
 from grpo_jax import models
 from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import prepare
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
@@ -134,7 +135,7 @@ def test_a_cache_is_no_longer_than_the_window_of_its_layer():
     jnp.zeros((1, 2, 2), jnp.uint32),
     numbers,
   )
-  params = engines.sampler_params(model, tiny.params(model))
+  params = prepare.sampler_params(model, tiny.params(model))
   rows, _ = jax.eval_shape(
     lambda p, given: sampler.prefill(p, given, 8), params, prompts
   )
@@ -151,7 +152,7 @@ def test_scales_and_routers_stay_float32_in_the_sampler():
   config = dataclasses.replace(tiny.EXPERTS, compute_dtype='bfloat16')
   model = models.Transformer(config)
   shapes = jax.eval_shape(
-    lambda key: engines.sampler_params(model, model.init(key)),
+    lambda key: prepare.sampler_params(model, model.init(key)),
     jax.random.key(0),
   )
   kinds = {}
@@ -363,7 +364,7 @@ def test_requests_may_differ_in_all_and_come_while_others_are_drawn():
     found |= {(place[one.request], one.number): one for one in turn}
   assert len(found) == 3 * 4 + 2
   for p, (_, limit, group) in enumerate(ways):
-    drawn = engines.generate(made, asked[p : p + 1])
+    drawn = drawing.generate(made, asked[p : p + 1])
     for g in range(group):
       one, length = found[p, g], drawn.length[0, g]
       assert len(one.ids) == length <= limit
@@ -415,10 +416,10 @@ def test_sampling_asks_before_each_turn_whether_to_go_on():
   made = engine(max_rows=8)
   asked = drawing.requests(tiny.ragged(prompts=4)[0], PLAIN)
   with pytest.raises(Stopped):
-    engines.generate(made, asked, check=check)
+    drawing.generate(made, asked, check=check)
   assert len(calls) == 3 and list(made.completed()) == []
   plain = generate(made)
-  whole = engines.generate(made, asked, check=lambda: None)
+  whole = drawing.generate(made, asked, check=lambda: None)
   np.testing.assert_array_equal(whole.tokens, plain.tokens)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_jax import engines
 from grpo_jax.engines import Sampling
-from grpo_jax.engines.local import vocabulary
+from grpo_jax.engines.local import next_token as next_token_lib
 from grpo_jax.engines.local.next_token import Choices
 from grpo_jax.engines.local.next_token import Numbers
 from grpo_jax.engines.local.next_token import choices_of
@@ -129,7 +129,7 @@ def test_at_the_end_of_the_noise_rounding_draws_nothing_without_mass():
 def test_past_the_end_of_the_noise_each_row_has_its_own_last_token():
   """Noise of 1 stands for a threshold that rounding has put at the end."""
   mass = jnp.array([[1.0, 2, 0, 4, 0, 0], [3, 0, 0, 0, 0, 0], [1] * 6])
-  token, logit = vocabulary.at_random(mass, 2 * mass, jnp.ones(3), None)
+  token, logit = next_token_lib.at_random(mass, 2 * mass, jnp.ones(3), None)
   np.testing.assert_array_equal(token, [3, 0, 5])
   np.testing.assert_array_equal(logit, [8, 6, 2])
 

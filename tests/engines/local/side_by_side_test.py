@@ -10,8 +10,8 @@ import pytest
 
 from grpo_jax import engines
 from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import generation
 from grpo_jax.engines.local import sampler
-from grpo_jax.engines.local import side_by_side
 from tests import compilations
 from tests import drawing
 from tests import tiny
@@ -35,7 +35,7 @@ MIB = 2**20
   ],
 )
 def test_pieces_have_enough_rows(given, number):
-  assert side_by_side.pieces(*given) == number
+  assert generation.pieces(*given) == number
 
 
 def engine(cores, **options):
@@ -54,7 +54,7 @@ def requests():
 @pytest.fixture
 def divided(monkeypatch):
   """Makes every rollout, however small, as many pieces as there are cores."""
-  monkeypatch.setattr(side_by_side, '_LEAST_WORK', 0)
+  monkeypatch.setattr(generation, '_LEAST_WORK', 0)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def divided(monkeypatch):
   ],
 )
 def test_pieces_draw_what_the_whole_draws(cores, max_rows, divided):
-  whole = engines.generate(engine(1, max_rows=max_rows), requests())
+  whole = drawing.generate(engine(1, max_rows=max_rows), requests())
   told, thread = [], []
 
-  def finished(prompt, completion, ids, finish):
-    told.append((prompt, completion, ids.tolist(), finish))
+  def finished(prompt, one):
+    told.append((prompt, one.number, one.ids.tolist(), one.finish))
     thread.append(threading.current_thread())
 
   made = engine(cores, max_rows=max_rows)
-  found = engines.generate(made, requests(), finished)
+  found = drawing.generate(made, requests(), finished)
   for name in ('tokens', 'length', 'finish', 'log_kept'):
     np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
   for name in ('logp', 'entropy'):
@@ -97,11 +97,11 @@ def test_pieces_share_their_programs(divided):
   # A length that no other test has, or the programs might be there.
   made, asked = engine(3, completion_buckets=(13,)), requests()
   with compilations.compiled_programs() as names:
-    engines.generate(made, asked)
+    drawing.generate(made, asked)
     # Of two prompts each: the third piece has one, and a row of padding.
     assert names.count('prefill') == 1 and 'decode' in names
     first = len(names)
-    engines.generate(made, asked)
+    drawing.generate(made, asked)
     assert len(names) == first
 
 
@@ -118,13 +118,13 @@ import sys
 import jax, jax.numpy as jnp
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import sampler
-from grpo_jax.engines.local import side_by_side
+from grpo_jax.engines.local import generation
 body = lambda _, x: x @ x / 300
 slow = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, body, x))
 slow = slow.lower(jnp.ones((300, 300))).compile()
 def steps(works):
   yield works and slow(jnp.ones((300, 300))).block_until_ready()
-for _ in side_by_side.run([steps(False), steps(True)]):
+for _ in generation.side_by_side([steps(False), steps(True)]):
   sys.exit(43)
 """
 
@@ -162,7 +162,7 @@ def test_each_piece_has_a_thread(divided, monkeypatch):
       both.wait()  # breaks unless the other piece comes meanwhile
 
   watch_calls(monkeypatch, before)
-  engines.generate(engine(2), requests())
+  drawing.generate(engine(2), requests())
   assert len(seen) == 2 and threading.main_thread() not in seen
 
 
@@ -181,7 +181,7 @@ def test_what_a_piece_raises_ends_all(divided, monkeypatch):
 
   watch_calls(monkeypatch, before)
   with pytest.raises(Stopped):
-    engines.generate(engine(2), requests())
+    drawing.generate(engine(2), requests())
   assert ends.is_set()
   for thread in calls:
     thread.join(60)
@@ -199,7 +199,7 @@ def test_what_the_caller_raises_ends_all():
       event.wait(60)
 
   def take():
-    for _ in side_by_side.run([steps(event) for event in going]):
+    for _ in generation.side_by_side([steps(event) for event in going]):
       raise Stopped
 
   with pytest.raises(Stopped):
@@ -218,5 +218,5 @@ def test_one_piece_needs_no_thread():
     seen.append(threading.current_thread())
     yield
 
-  assert list(side_by_side.run([steps()])) == [None]
+  assert list(generation.side_by_side([steps()])) == [None]
   assert seen == [threading.main_thread()]

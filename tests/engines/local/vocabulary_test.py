@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import engines
+from grpo_jax.engines.local import next_token as next_token_lib
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import hlo
 from tests import tiny
@@ -93,7 +94,7 @@ def drawing(options, vocab, mesh=None):
 
   def run(*given):
     with sharding.use(mesh):
-      return engines.next_token(*given, *ways)
+      return next_token_lib.next_token(*given, *ways)
 
   if mesh is None:
     return jax.jit(run)
@@ -162,7 +163,7 @@ def test_what_a_mesh_does_not_divide_is_drawn_too(rows, vocab):
 
   def run(*given):
     with sharding.use(mesh):
-      return engines.next_token(*given, *ways)
+      return next_token_lib.next_token(*given, *ways)
 
   expected = next_token(*given, options)
   got = jax.jit(run)(*jax.device_put(given, sharding.replicated(mesh)))
