@@ -155,7 +155,9 @@ def to_json(found: Survey) -> dict[str, Any]:
       }
       for name, one in found.duplicates.items()
     },
-    'prompts_with_several_answers': survey.contradictions(found.of('train')),
+    'prompts_with_several_answers': survey.contradictions(
+      found.read_in('train')
+    ),
   }
 
 
@@ -199,7 +201,7 @@ def _sources(found: Survey, terminal: Terminal) -> Iterator[Any]:
   for read in found.reads:
     for sentence in _last_turns(read.last_turns, len(read.rows)):
       yield f'{_visible(read.part.title)}: {sentence}'
-  if found.of('train'):
+  if found.read_in('train'):
     yield (
       'Passes are how often the run goes through a source, with '
       f'{found.drawn:,} prompts.'
@@ -410,7 +412,7 @@ def _repeated(found: Survey) -> Iterator[Any]:
       records = (place.part.source[place.place] for place in pair)
       texts = (data.prompt_text(record['prompt']) for record in records)
       yield from (f'  {_short(repr(x))}' for x in dict.fromkeys(texts))
-  if several := survey.contradictions(found.of('train')):
+  if several := survey.contradictions(found.read_in('train')):
     yield f'Prompts to train on that come with different answers: {several:,}.'
   partly = [r for r in found.reads if len(r.rows) < r.records]
   if partly:

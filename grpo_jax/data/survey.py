@@ -139,7 +139,7 @@ class Survey(NamedTuple):
   drawn: int  # prompts that the run draws
   widths_problem: str = ''  # why they are not known
 
-  def of(self, split: str) -> tuple[Read, ...]:
+  def read_in(self, split: str) -> tuple[Read, ...]:
     """The sources of 'train' or 'heldout'."""
     return tuple(read for read in self.reads if read.part.split == split)
 
@@ -147,15 +147,15 @@ class Survey(NamedTuple):
   def lengths(self) -> dict[str, np.ndarray]:
     """Tokens of the prompts that can be encoded, i32[N], by split."""
     return {
-      split: np.concatenate([read.lengths for read in self.of(split)])
+      split: np.concatenate([read.lengths for read in self.read_in(split)])
       for split in ('train', 'heldout')
-      if self.of(split)
+      if self.read_in(split)
     }
 
   @property
   def duplicates(self) -> dict[str, Duplicates]:
     """Prompts that occur more than once, by where they do."""
-    train, heldout = self.of('train'), self.of('heldout')
+    train, heldout = self.read_in('train'), self.read_in('heldout')
     found = {'within training': duplicates(train)}
     if heldout:
       found['held out, and in training'] = duplicates(heldout, train)

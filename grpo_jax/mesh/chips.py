@@ -213,13 +213,13 @@ CHIPS = (*_TPUS, *_GPUS)
 """All of them."""
 
 
-def of(device_kind: str) -> Chip | None:
+def find(device_kind: str) -> Chip | None:
   """The chip of a device; None if it is not in the table, or part of a GPU.
 
   Args:
     device_kind: Of a `jax.Device`.
 
-  >>> of('TPU v5 lite').name, of('NVIDIA H100 80GB HBM3').name, of('cpu')
+  >>> find('TPU v5 lite').name, find('NVIDIA H100 80GB HBM3').name, find('cpu')
   ('v5e', 'H100 SXM', None)
   """
   for chip in _TPUS:
@@ -246,7 +246,7 @@ def peak_flops(device_kind: str) -> float | None:
   >>> peak_flops('NVIDIA H100 80GB HBM3')
   989500000000000.0
   """
-  chip = of(device_kind)
+  chip = find(device_kind)
   return None if chip is None else chip.device_tflops * 1e12
 
 

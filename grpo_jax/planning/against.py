@@ -93,7 +93,7 @@ def compare(directory: str) -> Against:
   devices = start['devices']
   number, _, kind = devices.partition(' x ')
   is_cpu = kind.casefold() == 'cpu'
-  chip = chips.of(kind)
+  chip = chips.find(kind)
   if chip is None and not is_cpu:
     raise ValueError(
       f'{directory} ran on {devices}, and {kind} is not in the table of chips, '

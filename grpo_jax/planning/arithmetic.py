@@ -597,13 +597,13 @@ class Arithmetic:
       Those of the layers, and those of the output layer.
     """
     place = float(attention) * np.arange(self.prompt_tokens + self.tokens) + 1
-    of_prompt, of_completion = np.split(place, [self.prompt_tokens])
+    in_prompt, in_completion = np.split(place, [self.prompt_tokens])
 
-    def of(context, with_head=False):
+    def flops(context, with_head=False):
       return models.flops_per_token(self.model, context, with_head).sum()
 
-    layers = prompts * of(of_prompt) + completions * of(of_completion)
-    head = completions * (of(of_completion, True) - of(of_completion))
+    layers = prompts * flops(in_prompt) + completions * flops(in_completion)
+    head = completions * (flops(in_completion, True) - flops(in_completion))
     return float(layers / self.mesh.size), float(head / self.mesh.size)
 
   def attention_flops(self, program: str) -> float:

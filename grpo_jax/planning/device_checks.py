@@ -112,7 +112,7 @@ def _products(repeats, x, y):
 def _dtype(device: Any) -> str:
   if device.platform == 'cpu':
     return 'float32'
-  chip = chips.of(device.device_kind)
+  chip = chips.find(device.device_kind)
   return chip.dtype if chip else 'bfloat16'
 
 
@@ -182,7 +182,7 @@ def _beside(
   each = f' on each of {len(of_all)} devices' if len(of_all) > 1 else ''
   measured = f'{spread([one[0] for one in of_all])} {unit}{what}{each}'
   kind = told[min(told)]['kind']
-  chip = chips.of(kind)
+  chip = chips.find(kind)
   if chip is None:
     return Judged(measured, not_in_the_table(kind))
   peak = getattr(chip, peak_of_chip)
@@ -283,7 +283,7 @@ def judge_collective(told: Mapping[int, Measured]) -> Judged:
   if devices == 1:
     return Judged(measured, 'no figure for one device')
   measured += f' ({sent:.3g} GB/s from each device)'
-  chip = chips.of(kind)
+  chip = chips.find(kind)
   if chip is None:
     return Judged(measured, not_in_the_table(kind))
   # NVLink ends at the host, and ICI at the slice.

@@ -217,7 +217,7 @@ def judge_memory(told: Mapping[int, Measured]) -> Judged:
     return Judged(said, 'nothing in use', SLOW)
   if taken := _taken(told, min(limits)):
     return taken._replace(measured=f'{measured}; {taken.measured}')
-  chip = chips.of(first['kind'])
+  chip = chips.find(first['kind'])
   if chip is None:
     return Judged(measured, not_in_the_table(first['kind']))
   expected = f'{chip.device_memory_gib:g} GiB ({chip.name})'

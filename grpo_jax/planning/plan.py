@@ -283,7 +283,7 @@ def to_json(made: Plan) -> dict[str, Any]:
   counted, chip = made.counted, made.topology.chip
   secs = made.secs()
 
-  def of(one: Program) -> dict[str, Any]:
+  def program_json(one: Program) -> dict[str, Any]:
     bound, by = roofline.bound(secs[one.name])
     return {
       'calls': one.calls,
@@ -318,7 +318,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     'device_gib': made.capacity / GIB,
     'host_gib': counted.on_host / GIB,
     'largest': made.largest.name,
-    'programs': {one.name: of(one) for one in made.programs},
+    'programs': {one.name: program_json(one) for one in made.programs},
     'bound_secs': made.bound_secs,
     'tokens_per_sec_at_most': made.tokens_per_sec,
   }

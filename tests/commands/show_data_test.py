@@ -128,7 +128,7 @@ def test_a_partial_report_says_so(tmp_path):
 def test_the_histogram_holds_every_prompt_once(found):
   rows = found.histogram()
   train, heldout = (
-    np.concatenate([read.lengths for read in found.of(split)])
+    np.concatenate([read.lengths for read in found.read_in(split)])
     for split in ('train', 'heldout')
   )
   for row in rows:
@@ -251,7 +251,7 @@ def test_several_held_out_sources_are_told_apart(tmp_path, monkeypatch):
 
   monkeypatch.setattr(build_data, 'open_source', opened)
   found = data_survey.survey(config, 4, 0, QUIET)
-  read = [(one.part.name, one.records) for one in found.of('heldout')]
+  read = [(one.part.name, one.records) for one in found.read_in('heldout')]
   assert read == [('first', 2), ('second', 3)]
   shown = [(one.place.part.name, one.place.place) for one in found.prompts[4:]]
   assert shown == [('first', 0), ('first', 1), ('second', 0), ('second', 1)]
@@ -312,7 +312,7 @@ def test_open_widths_are_those_of_the_run(tmp_path):
   whole = surveyed(
     tmp_path, 0, **{'data.prompt_buckets': (), 'data.heldout': ''}
   )
-  assert not whole.of('heldout')
+  assert not whole.read_in('heldout')
   assert 'held out' not in data_example.printed(whole)
 
 

@@ -69,7 +69,7 @@ def test_names_are_unique_and_each_finds_its_chip():
   ],
 )
 def test_the_chip_of_a_device(kind, name):
-  chip = chips.of(kind)
+  chip = chips.find(kind)
   assert (chip and chip.name) == name
 
 

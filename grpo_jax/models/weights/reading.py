@@ -398,18 +398,18 @@ def _read(
       array = source.read(names[0], index)
     return array.swapaxes(-1, -2) if turned else array
 
-  def of_device(index: Any) -> np.ndarray:
+  def read_shard(index: Any) -> np.ndarray:
     return part(
       tuple(axis.indices(size)[:2] for axis, size in zip(index, shape))
     )
 
   if place is None:
-    return jax.device_put(of_device((slice(None),) * len(shape)))
+    return jax.device_put(read_shard((slice(None),) * len(shape)))
   stacked = parameter.layers is not None
   entries = (*place.spec, *(None,) * len(parameter.shape))[int(stacked) :]
   spec = layout.stored_axes(entries[: len(parameter.shape)], _common_axis)
   where = NamedSharding(place.mesh, jax.P(*spec))
-  return jax.make_array_from_callback(shape, where, of_device)
+  return jax.make_array_from_callback(shape, where, read_shard)
 
 
 def _common_axis(group: tuple[Any, ...]) -> Any:
