@@ -38,12 +38,6 @@ class Engine:
     return drawn, prompts._replace(position=prompts.position + 2), {'n': 1.0}
 
 
-class Judged:
-  """What was drawn for two prompts, as far as a source looks at it."""
-
-  length = np.ones((2, 1))
-
-
 def params(version):
   return {'w': jnp.full(3, float(version))}
 
@@ -193,7 +187,7 @@ def test_what_is_drawn_is_given_up_when_a_source_is_closed():
   source.receipt = source.first(params(0))
   source.publish(params(0), 0)
   source.next(0)
-  begun.wait()
+  assert begun.wait(timeout=300)
   source.close()
   assert not [t for t in threading.enumerate() if t.name == 'ahead']
 
@@ -210,7 +204,7 @@ def test_only_a_judge_that_judges_is_left_alone(monkeypatch):
   def recovers(prompts, version):
     if version == 1:
       with contextlib.suppress(ValueError):
-        source.lease.judging(fails, Judged())
+        source.lease.judging(fails, [])
       begun.set()
       time.sleep(0.3)
       ended.set()
@@ -220,6 +214,6 @@ def test_only_a_judge_that_judges_is_left_alone(monkeypatch):
   source.receipt = source.first(params(0))
   source.publish(params(0), 0)
   source.next(0)
-  begun.wait()
+  assert begun.wait(timeout=300)
   source.close()
   assert ended.is_set()
