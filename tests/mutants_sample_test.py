@@ -452,6 +452,7 @@ def test_a_real_mutant_in_a_copy(tmp_path):
     copy.run(['tests/slow_test.py'], 60)
 
 
+@pytest.mark.long
 def test_who_enters_what(tmp_path):
   names = tree(tmp_path)
   (tmp_path / 'tests/a_test.py').write_text(ENTERS)

@@ -173,7 +173,9 @@ def test_a_call_ends_at_its_limit(hasty):
   'attempt',
   [
     pytest.param('[0 for _ in iter(int, 1)]', marks=pytest.mark.long),
-    'os.fork() + 1 and [0 for _ in iter(int, 1)]',
+    pytest.param(
+      'os.fork() + 1 and [0 for _ in iter(int, 1)]', marks=pytest.mark.long
+    ),
   ],
 )
 def test_an_answer_that_works_ends_at_its_processor_time(attempt):

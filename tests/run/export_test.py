@@ -291,6 +291,7 @@ def test_an_adapter_is_for_the_class_of_the_base_that_it_names(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_run_that_began_at_random_is_written_and_begun_from(tmp_path):
   untrained = {'steps': 0, 'warm_up.steps': 0, 'data.heldout': ''}
   config = runs.small(**untrained, **{'model.qkv_bias': True})

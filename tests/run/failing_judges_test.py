@@ -154,6 +154,7 @@ def test_a_failure_may_get_a_reward_and_a_function_may_come_twice(tmp_path):
   np.testing.assert_allclose(rollout.batch.reward, one + 3 * half)
 
 
+@pytest.mark.long
 def test_a_judge_that_always_fails_is_told_once(tmp_path, capsys, monkeypatch):
   monkeypatch.setenv('JUDGES_OF', str(tmp_path))
   monkeypatch.setattr(build_rewards, 'warnings', lambda *_: ['Look out.'])

@@ -47,6 +47,7 @@ def behind(monkeypatch):
   monkeypatch.setattr(sampling, 'source', instead)
 
 
+@pytest.mark.long
 def test_any_number_of_versions_is_kept_and_drawn_by_again(behind, tmp_path):
   config = runs.small(**{'optim.warmup_steps': 0, 'learner.anchor': 'sampler'})
   loop.train(config, tmp_path / 'whole')

@@ -25,12 +25,15 @@ needs_package = pytest.mark.skipif(
 )
 # These evaluated what they were given, or never came back from it.
 HOSTILE = [
-  'binary_matrix', 'countdown', 'intermediate_integration', 'n_queens',
-  'puzzle24', 'spiral_matrix', 'string_insertion',
+  'binary_matrix', 'countdown', 'n_queens', 'puzzle24', 'spiral_matrix',
+  'string_insertion',
   # They read the answer with the same package, which takes seconds to import.
   *(
     pytest.param(task, marks=pytest.mark.long)
-    for task in ('polynomial_multiplication', 'simple_integration')
+    for task in (
+      'intermediate_integration', 'polynomial_multiplication',
+      'simple_integration',
+    )
   ),
 ]  # fmt: skip
 # It answers in place of the judge, whose pipe has the number 3.
@@ -241,6 +244,7 @@ def test_all_of_the_hostile_corpus_has_outcomes(pool, task):
   assert judge_corpus(pool, task, 1) > 500
 
 
+@pytest.mark.long
 @needs_package
 def test_score_counts_the_failures_of_a_batch(pool):
   """As a run calls it; what has failed is not judged, and is no 0."""
