@@ -43,7 +43,7 @@ def scores_and_gradient(kind, is_fancy, group=4):
 @pytest.mark.parametrize(
   'kind, is_fancy, group',
   [
-    ('packed', True, 4),
+    pytest.param('packed', True, 4, marks=pytest.mark.long),
     ('shared', True, 4),
     pytest.param('shared', False, 1, marks=pytest.mark.long),
     pytest.param('packed', False, 1, marks=pytest.mark.long),
