@@ -227,11 +227,16 @@ def _become(spec: dict) -> None:
 
 
 def lower(limit: int, value: int) -> None:
-  """Sets a limit of this process for good; one that is lower stays."""
+  """Sets a limit of this process for good; one that is lower stays.
+
+  One of processor time is soft for a second: a process that reaches the hard
+  one gets SIGKILL, which does not say why, and no SIGXCPU before it.
+  """
+  hard = value + (limit == resource.RLIMIT_CPU)
   _, most = resource.getrlimit(limit)
   if most != resource.RLIM_INFINITY:
-    value = min(value, most)
-  resource.setrlimit(limit, (value, value))
+    value, hard = min(value, most), min(hard, most)
+  resource.setrlimit(limit, (value, hard))
 
 
 def _watch(

@@ -381,8 +381,7 @@ class _Apart:
     """The child: it never returns."""
     try:
       os.chdir('/')
-      secs = int(self._limit_secs) + 1
-      resource.setrlimit(resource.RLIMIT_CPU, (secs, secs))
+      _guard.lower(resource.RLIMIT_CPU, int(self._limit_secs) + 1)
       self._confinement.enter()
       os.dup2(into, _ANSWER_FD)  # it may be that of the confinement until here
       into = _ANSWER_FD

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -52,6 +53,14 @@ except OSError as error:
   sys.exit('cannot be tried: ' + str(error))
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+SPINS = f"""
+import resource, sys
+sys.path.insert(0, {FOLDER!r})
+import _guard
+
+_guard.lower(resource.RLIMIT_CPU, 1)
+while True: pass
+"""
 JUDGES = """
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards import workers
@@ -69,6 +78,12 @@ def run(*arguments):
     timeout=120,
     env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
   )
+
+
+def test_the_kernel_says_that_the_processor_time_is_over():
+  """SIGXCPU; a hard limit, of which both are one, ends by SIGKILL alone."""
+  ended = subprocess.run([sys.executable, '-c', SPINS], timeout=60)
+  assert ended.returncode == -signal.SIGXCPU
 
 
 def test_a_user_namespace_without_a_map_is_left_alone():
