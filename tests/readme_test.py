@@ -59,7 +59,7 @@ RUN_BELOW = {
   'grpo_jax/losses/README.md': 2,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
-  'grpo_jax/data/README.md': 1,
+  'grpo_jax/data/README.md': 2,
   'grpo_jax/rewards/README.md': 3,
 }
 
@@ -131,7 +131,9 @@ def test_the_examples_of_rewards_are_rewards():
 
 
 def test_the_example_of_sources_resolves():
-  (code,) = blocks('grpo_jax/data/README.md', 'python')
+  hub, code = blocks('grpo_jax/data/README.md', 'python')
+  resolved = config.resolve(run(hub, config=config.default())['config'])
+  assert resolved.data.train[0].name == 'hf:openai/gsm8k'
   changed = run(code, config=config.default())['config']
   resolved = config.resolve(changed)
   (source,) = resolved.data.heldout

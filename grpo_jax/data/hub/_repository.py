@@ -140,8 +140,8 @@ def download(repository: Repository, paths: Iterable[str]) -> pathlib.Path:
         _remove(repository.folder / path)
         raise _asking.HubError(
           f'{path} of {repository.name} has come twice with other contents '
-          'than the Hub announces (SHA-256); see what stands between this machine '
-          'and the Hub, such as a proxy.'
+          'than the Hub announces (SHA-256); see what stands between this '
+          'machine and the Hub, such as a proxy.'
         )
   return repository.folder
 
