@@ -65,11 +65,11 @@ def unstacked(params):
   return {'layers': layers, 'embedding': params['embedding']}
 
 
-def steps(tx, params, apart, number=4):
+def steps(tx, params, apart):
   """Parameters after some updates."""
   state = tx.init(params)
   update = jax.jit(tx.update)
-  for step in range(number):
+  for step in range(3):
     # Layers of very different gradients, which one scale would not serve.
     gradient = tree(100 + step)
     sizes = 10.0 ** np.arange(LAYERS, dtype=np.float32)
@@ -98,10 +98,11 @@ def theirs_muon(tree):
 QUICK = ('muon', 'adafactor')
 PAIRS = {
   'muon': (
-    lambda: optim.muon(rate, matrices, b2=0.9),
+    lambda: optim.muon(rate, matrices, b2=0.9, ns_steps=2),
     lambda: optax.contrib.muon(
       rate,
       adam_b2=0.9,
+      ns_steps=2,
       consistent_rms=0.2,
       muon_weight_dimension_numbers=theirs_muon,
     ),
