@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
 from grpo_jax.optim import _matrices
@@ -23,7 +24,7 @@ class FactoredState(NamedTuple):
   size 1, and so has every axis of what is not kept.
   """
 
-  count: Array  # i32[], steps taken
+  count: ArrayLike  # i32[], steps taken
   rows: Any  # averaged over outputs
   columns: Any  # averaged over inputs
   whole: Any
@@ -76,7 +77,9 @@ def adafactor(
   check('min_dim_size_to_factor', min_dim_size_to_factor, whole=True)
   check('decay_rate', decay_rate, above=True)
   check('weight_decay', weight_decay)
-  stages = [_by_factored_moments(matrices, min_dim_size_to_factor, decay_rate)]
+  stages: list[optax.GradientTransformation] = [
+    _by_factored_moments(matrices, min_dim_size_to_factor, decay_rate)
+  ]
   if clipping_threshold is not None:
     check('clipping_threshold', clipping_threshold, above=True)
     stages.append(_clipped(matrices, clipping_threshold))

@@ -1,5 +1,7 @@
 """Optimizers of stacked parameters against optax on the unstacked model."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,7 +175,8 @@ def test_stacked_parameters_move_as_those_of_the_unstacked_model(name):
 
 def test_adafactor_keeps_rows_and_columns_alone():
   tx = optim.adafactor(rate, matrices, min_dim_size_to_factor=6)
-  state = tx.init(tree(0))[0]
+  chained: Any = tx.init(tree(0))
+  state = chained[0]
   assert state.rows['blocks']['query'].shape == (LAYERS, WIDTH, 1, 1)
   assert state.columns['blocks']['query'].shape == (LAYERS, 1, HEADS, SIZE)
   assert state.whole['blocks']['query'].shape == (1, 1, 1, 1)
@@ -182,7 +185,7 @@ def test_adafactor_keeps_rows_and_columns_alone():
 
 
 @pytest.mark.parametrize(
-  'name', ['adafactor', long('muon'), long('lion'), 'sgd']
+  'name', ['sgd', long('adafactor'), long('lion'), long('muon')]
 )
 def test_decay_is_decoupled_and_of_the_chosen_parameters_alone(name):
   make = getattr(optim, name)
