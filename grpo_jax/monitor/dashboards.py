@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import importlib
+import logging
 import math
 import os
 import pathlib
@@ -216,6 +217,8 @@ class Mlflow:
   ):
     # Not by name: no type checker finds a package that is not installed.
     self._mlflow = importlib.import_module('mlflow')
+    # It tells of its database, in the middle of what the display draws.
+    logging.getLogger('mlflow').setLevel(logging.WARNING)
     entities: Any = importlib.import_module('mlflow.entities')
     self._metric, self._param = entities.Metric, entities.Param
     own = f'sqlite:///{workdir.resolve() / "mlflow.db"}'
@@ -224,6 +227,7 @@ class Mlflow:
     self._resumed, self._run_config = resumed, run_config
     self._client: Any = None
     self._run_id = ''
+    self._params: list[Any] = []  # that are not sent
     self._status = ''  # of the run, once it ends
     self._lock = threading.Lock()  # of the two below
     self._waiting: list[Any] = []  # metrics that are not sent
@@ -292,6 +296,10 @@ class Mlflow:
       try:
         # Only here, because opening a run asks the server too.
         self._run_id = self._run_id or self._open()
+        while self._params:
+          some = self._params[:_MOST_PARAMS]
+          self._client.log_batch(self._run_id, params=some)
+          self._params = self._params[_MOST_PARAMS:]
         while metrics:
           some = metrics[:_MOST_METRICS]
           self._client.log_batch(self._run_id, metrics=some)
@@ -322,12 +330,10 @@ class Mlflow:
     run_id = client.create_run(number, run_name=name).info.run_id
     id_file.write_text(run_id + '\n')
     # They cannot be changed later, so a run that goes on leaves them alone.
-    params = [
+    self._params = [
       self._param(name, str(value)[:_MOST_LETTERS])
       for name, value in _flat(self._run_config)
     ]
-    for first in range(0, len(params), _MOST_PARAMS):
-      client.log_batch(run_id, params=params[first : first + _MOST_PARAMS])
     return run_id
 
 

@@ -1,5 +1,6 @@
 """MLflow, by a stand-in: its real server is another program."""
 
+import contextlib
 import sys
 import threading
 import types
@@ -148,6 +149,31 @@ def test_what_a_server_did_not_take_is_sent_later(tmp_path, server, capsys):
   assert error.count('warning') == 1 and 'MLflow does not work' in error
   assert 'host is away' in error and 'secret' not in error
   assert run['status'] == 'FINISHED'
+
+
+def test_a_server_that_fails_at_once_gets_one_run_with_all(tmp_path, server):
+  client, failed = Client.log_batch, threading.Event()
+
+  def once(self, *args, **kwargs):
+    if not failed.is_set():
+      failed.set()
+      raise ConnectionError('away')
+    client(self, *args, **kwargs)
+
+  Client.log_batch = once
+  try:
+    sent = dashboards.Mlflow(tmp_path, 'sums', '', False, {'seed': 4})
+    sent.write(1, {'reward': 0.25})
+    assert failed.wait(60)
+    with contextlib.suppress(ConnectionError):
+      sent.write(2, {'reward': 0.5})
+    with contextlib.suppress(ConnectionError):  # of the first try
+      sent.close(failed=False)
+  finally:
+    Client.log_batch = client
+  (run,) = server.runs.values()
+  assert run['params'] == {'seed': '4'} and run['status'] == 'FINISHED'
+  assert [step for step, *_ in run['metrics']] == [1, 2]
 
 
 def test_a_server_that_never_answers_does_not_hold_a_run(
