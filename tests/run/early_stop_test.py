@@ -8,6 +8,7 @@ import pytest
 
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
+from grpo_jax.learner import programs
 from grpo_jax.run import loop
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import watching
@@ -111,7 +112,9 @@ def spec_of(metric):
   return EarlyStopSpec(metric, 'max', 2, 0.0)
 
 
-def test_a_run_ends_early_and_the_same_command_says_so_again(tmp_path, capsys):
+def test_a_run_ends_early_and_the_same_command_says_so_again(
+  tmp_path, capsys, monkeypatch
+):
   config = runs.small(**CONFIG)
   # Stopped once, so that the second start goes on counting.
   first = loop.train(config, tmp_path, on_rollout=lambda step, *_: step == 2)
@@ -127,8 +130,9 @@ def test_a_run_ends_early_and_the_same_command_says_so_again(tmp_path, capsys):
   assert last['step'] == 3 and 'heldout_accuracy' in last
   step, _, host = runs.saved(tmp_path)
   assert step == 3 and host['waiting']['since'] == 2
-  # The same command leaves it alone.
+  # The same command leaves it alone, and compiles nothing.
   before = (tmp_path / 'metrics.jsonl').read_bytes()
+  monkeypatch.setattr(programs, 'compile_ahead', None)
   again = loop.train(config, tmp_path)
   assert again['ended_early'] == reason and again['steps'] == 3
   assert reason in shown(capsys)
@@ -164,6 +168,15 @@ def test_more_patience_goes_on_with_what_was_counted(tmp_path):
   never = {**CONFIG, 'early_stop.metric': ''}
   end = loop.train(runs.small(**never), tmp_path)
   assert end['steps'] == 6 and 'ended_early' not in end
+
+
+@pytest.mark.long
+def test_a_metric_that_no_rollout_has_is_warned_of_once(tmp_path, capsys):
+  changes = {'early_stop.metric': 'advantage_of_mine', 'steps': 3}
+  end = loop.train(runs.small(**CONFIG | changes), tmp_path)
+  assert end['steps'] == 3
+  text = "early_stop.metric='advantage_of_mine' is none of the metrics"
+  assert shown(capsys).count(text) == 1
 
 
 @pytest.mark.long
