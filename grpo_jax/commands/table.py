@@ -88,8 +88,12 @@ COMMANDS = {
   ),
   'data': Command(
     'show_data:run',
-    'Shows prompts as the model reads them, their lengths, and duplicates.',
-    ('config', 'show', 'records', 'json', 'verbose'),
+    'Shows prompts as the model reads them; of a FILE, which fields read it.',
+    (
+      'file', 'config', 'show', 'records', 'prompt_field', 'answer_field',
+      'json', 'verbose',
+    ),
+    takes=('*file',),
   ),
   'plan': Command(
     'plan:run',
@@ -248,6 +252,19 @@ FLAGS = {
   ),
   'prompts': Flag('File with a prompt on each line; - reads standard input.'),
   'number': Flag('Completions to sample per prompt.', int, 1),
+  'file': Flag(
+    'A file or a folder to look at, without a config. May be repeated.',
+    REPEATED,
+    (),
+  ),
+  'prompt_field': Flag(
+    'Where the prompt of a FILE is, as in data.prompt_field; else it is '
+    'looked for.',
+  ),
+  'answer_field': Flag(
+    'Where the answer of a FILE is, as in data.answer_field; else it is '
+    'looked for.',
+  ),
   'show': Flag(
     'Prompts to show of the training data, and of those held out.',
     int,

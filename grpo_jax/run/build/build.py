@@ -72,6 +72,7 @@ class Run(Sampler):
   learn: specs.LearnSpec
   warm_up: specs.WarmUpSpec | None  # None without one
   keep: specs.KeepSpec
+  early_stop: specs.EarlyStopSpec
   measure: specs.MeasureSpec
   sources: tuple[workdir.Source, ...]
   prompts: Any  # endless grain dataset of records
@@ -105,7 +106,9 @@ def run(
   answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, objects, mesh)
-  limits.check_best_metric(config, [judge.name for judge in judges])
+  labels = [judge.name for judge in judges]
+  limits.check_best_metric(config, labels)
+  limits.check_early_stop(config, labels)
   train, shares_of = build_data.train(config, objects)
   heldout = build_data.heldout(config, objects)
   method = build_method.method_of(config, objects)
@@ -131,7 +134,7 @@ def run_specs(
   method: losses.LossTransform,
 ) -> dict[str, Any]:
   """The specs of what learns, by the name of their field in `Run`."""
-  kept, log = config.checkpoint, config.log
+  kept, log, early = config.checkpoint, config.log, config.early_stop
   return {
     'steps': config.steps,
     'learn': build_learner.learn_spec(config, model, mesh, method),
@@ -144,6 +147,9 @@ def run_specs(
       export_dtype=kept.export_dtype,
       completions_every_steps=log.completions_every_steps,
       samples=log.samples,
+    ),
+    'early_stop': specs.EarlyStopSpec(
+      early.metric, early.mode, early.patience, early.least_improvement
     ),
     'measure': specs.MeasureSpec(
       log.completions_every_steps if log.token_effects else 0,
