@@ -5,8 +5,8 @@ Llama-3.2-3B-Instruct on the problems of MATH, by GSPO.
 Hardware: a TPU slice of 8 chips, or 8 GPUs of 80 GB. Not yet run, so no figure
 can be promised.
 
-- Weights: `meta-llama/Llama-3.2-3B-Instruct` on the Hugging Face Hub (gated: accept its
-  terms there, and set HF_TOKEN).
+- Weights: `meta-llama/Llama-3.2-3B-Instruct` on the Hugging Face Hub (gated:
+  accept its terms there, and set HF_TOKEN).
 - Problems: `DigitalLearningGmbH/MATH-lighteval`, its splits train and test.
 
 Both are downloaded by the first start; `--config.model.path` and

@@ -253,7 +253,8 @@ FLAGS = {
   'prompts': Flag('File with a prompt on each line; - reads standard input.'),
   'number': Flag('Completions to sample per prompt.', int, 1),
   'file': Flag(
-    'A file or a folder to look at, without a config. May be repeated.',
+    'A file, a folder or a name on the Hub to look at, without a config. May '
+    'be repeated.',
     REPEATED,
     (),
   ),

@@ -19,6 +19,7 @@ from grpo_jax.data import _fields
 from grpo_jax.data import _files
 from grpo_jax.data import _parquet
 from grpo_jax.data import _records
+from grpo_jax.data import hub
 
 
 class Made(NamedTuple):
@@ -55,7 +56,8 @@ def look(
   """Reads the first records of a file.
 
   Args:
-    name: A file, a pattern, or a folder that `save_to_disk` has written.
+    name: A file, a pattern, a folder that `save_to_disk` has written, or a
+      data set of the Hugging Face Hub, of which one file is downloaded.
     most: How many records to read, at least one.
     prompt_field: Where the prompt is; None looks for it.
     answer_field: Where the answer is; '' for none, None looks for it.
@@ -64,11 +66,16 @@ def look(
     OSError: There is no such file.
     ValueError: It cannot be read, or holds no record.
   """
-  found = _first(name, max(most, 1))
+  source: Any = name
+  path = name
+  if hub.parse(name):
+    path, kwargs = hub.data_sample(name)
+    source = ({'name': name, 'kwargs': kwargs},) if kwargs else name
+  found = _first(path, max(most, 1))
   first = found[0]
   prompt, answer = _choose(first, prompt_field, answer_field)
   made = tuple(_make(one, prompt, answer) for one in found)
-  settings: dict[str, Any] = {'data.train': name}
+  settings: dict[str, Any] = {'data.train': source}
   if any(isinstance(one.prompt, list) for one in made):
     settings['data.chat'] = True
   if prompt != 'prompt':

@@ -23,9 +23,10 @@ from grpo_jax.data.hub._push import licence
 from grpo_jax.data.hub._push import push
 from grpo_jax.data.hub._tables import commit as data_commit
 from grpo_jax.data.hub._tables import files as data_files
+from grpo_jax.data.hub._tables import sample as data_sample
 
 __all__ = [
   'HubError', 'MARK', 'Name', 'Needs', 'Unreachable', 'check_push',
-  'data_commit', 'data_files', 'licence', 'local_model', 'model_commit',
-  'parse', 'push', 'short', 'telling',
+  'data_commit', 'data_files', 'data_sample', 'licence', 'local_model',
+  'model_commit', 'parse', 'push', 'short', 'telling',
 ]  # fmt: skip
