@@ -73,6 +73,36 @@ def table(names: Sequence[str], left: int = 1, **options: Any) -> Any:
   return made
 
 
+def tables(
+  names: Sequence[str], rows: Sequence[Sequence[str]], title: str
+) -> list[Any]:
+  """A table whose rows fit the terminal; of several parts if it is too wide.
+
+  Each part has the first column, and as many others as there is room for.
+
+  Args:
+    names: The heads of the columns.
+    rows: Texts.
+    title: Of the first part.
+  """
+  widths = [max(map(len, column)) + 2 for column in zip(names, *rows)]
+  parts, room = [[0]], 0
+  for place, width in enumerate(widths[1:], start=1):
+    if width > room:
+      parts.append([0])
+      room = columns() - 2 - widths[0]
+    parts[-1].append(place)
+    room -= width + 1
+  made = []
+  for part in parts[1:]:
+    one = table([names[x] for x in part], title=None if made else title)
+    for row in rows:
+      if any(row[x] for x in part[1:]):
+        one.add_row(*(row[x] for x in part))
+    made.append(one)
+  return made
+
+
 def sentence(error: Exception) -> str | None:
   """What is wrong with what was given; None if `error` is of another kind.
 

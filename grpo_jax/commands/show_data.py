@@ -41,6 +41,7 @@ def run(arguments: Arguments) -> None:
   for name, value in (('show', arguments.show), ('records', arguments.records)):
     if value < 0:
       raise ValueError(f'--{name}={value}; give 0 or more.')
+  data.import_grain_alone()
   found = data_survey.survey(
     arguments.config, arguments.show, arguments.records, _Progress()
   )

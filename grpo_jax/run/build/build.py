@@ -53,7 +53,7 @@ class Sampler:
 
   config: Config  # with widths; for what is saved, compared, shown or planned
   weights: specs.WeightsSpec
-  data: specs.WidthSpec
+  data: build_data.WidthSpec
   limits: specs.WorkersSpec  # of the processes that call rewards
   draw: specs.DrawSpec
   evaluation: specs.EvaluationSpec
@@ -421,7 +421,7 @@ def abstract(
     ValueError: A part cannot be built; the message says why.
   """
   path, method = config.model.path, config.learner.method
-  if objects_lib.is_object(path) or build_model.is_function(path):
+  if objects_lib.is_object(path) or importing.is_function(path):
     raise ValueError(
       f'config.model.path={path!r} is a model of your own, whose programs are '
       'not known here; try it with `grpo-jax train --check`.'

@@ -9,6 +9,8 @@ find the same widths. What was measured in files is kept in the user's cache
 directory, so that the next start need not encode them again.
 
 All of it is one file, because widths are measured in every kind of source.
+Nothing here imports JAX, so that `grpo-jax data` and misspelt names need no
+seconds for that.
 """
 
 from collections.abc import Callable
@@ -28,14 +30,11 @@ from typing import NamedTuple
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.config import whole_files
 from grpo_jax.data import JsonlSource
-from grpo_jax.episodes import rollout
-from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import placing
-from grpo_jax.run.build.specs import WidthSpec
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
@@ -95,7 +94,7 @@ def _tokenizer_as_named(config: Config, objects: Objects) -> data.Tokenizer:
       return objects.tokenizer
     return objects.tokenizer.with_format(prompts)
   path = config.model.path
-  if objects.model is not None or build_model.is_function(path):
+  if objects.model is not None or importing.is_function(path):
     if not fields.tokenizer:
       raise ValueError(
         'config.data.tokenizer is empty, which means the tokenizer of the '
@@ -258,6 +257,7 @@ _BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
   'largest': data.LargestSource,
 }
+BUILT_IN = tuple(_BUILT_IN)
 
 
 _FORMATS = {
@@ -543,6 +543,15 @@ def with_widths(
   return dataclasses.replace(config, data=fields)
 
 
+@dataclasses.dataclass(frozen=True)
+class WidthSpec:
+  """How wide rows are, in tokens."""
+
+  prompt_buckets: tuple[int, ...]
+  completion_buckets: tuple[int, ...]
+  drops: bool  # whether records that are too long are dropped, or refused
+
+
 def data_spec(config: Config) -> WidthSpec:
   """The widths of a config that has them."""
   fields = config.data
@@ -603,7 +612,7 @@ def heldout_records(
 
 def _answer_tokens(tokenizer: data.Tokenizer, record: Mapping[str, Any]) -> int:
   # And the end token.
-  return len(tokenizer.encode(rollout.shown_answer(record))) + 1
+  return len(tokenizer.encode(rewards.shown_answer(record))) + 1
 
 
 def _limits(config: Config) -> dict[str, int]:
@@ -783,7 +792,7 @@ def _key(
   except OSError:  # said where the file is opened
     return None
   facts = {
-    'form': 3,  # of this dict, and of how widths follow from data
+    'form': 4,  # of this dict, and of how widths follow from data
     'sources': dataclasses.asdict(fields)['train'],
     'heldout': dataclasses.asdict(fields)['heldout'],
     'demonstrations': config.warm_up.steps > 0
@@ -798,7 +807,7 @@ def _key(
     'files': paths,
     'modified': modified,
     'contents': contents,
-    'tokenizer': placing.record(tokenizer)['sha256'],
+    'tokenizer': tokenizer.fingerprint(),
   }
   name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
   return data.cache_directory() / 'widths' / f'{name[:32]}.json'
