@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Checks of the options of a launcher. The script that sources this has the
-# function `refuse`, which prints a sentence and exits.
+# function `refuse`, which prints a sentence and exits, and sets all options.
 
 # whole LEAST NAME...: refuses options that are no whole number, LEAST or more. The
 # value of an option is in the variable of its name.
@@ -35,6 +35,7 @@ check_extras() {
 
 # Refuses --env, unless it has names of variables that are set. A value that was
 # typed by mistake is not printed.
+# shellcheck disable=SC2154
 check_env() {
   local word
   for word in ${env//,/ }; do

@@ -201,7 +201,6 @@ setup() {
     ssh_all go "$(quoted gcloud storage rsync --recursive "$files" grpo_jax)"
   fi
   send_code
-  send_env
   if [ -n "$extras$folder" ]; then given=("$extras" "$folder"); fi
   on_all setup ${given[@]+"${given[@]}"}
   verify "$wanted"

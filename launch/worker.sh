@@ -188,7 +188,7 @@ kill_run() {
 # Relative paths in the command begin at the checkout.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 set -- "${1:-status}" "${@:2}"
-case $1 in setup | start | once) take_env ;; esac
+case $1 in start | once) take_env ;; esac
 case $1 in
   setup | revision | start | hold | status | stop) "$@" ;;
   once)

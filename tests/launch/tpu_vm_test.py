@@ -236,6 +236,7 @@ def test_variables_come_in_a_file_and_in_no_command(tmp_path):
   sent = tmp_path / 'sent'
   assert sent.stat().st_mode & 0o077 == 0
   # A worker reads it once.
+  (tmp_path / 'venv').mkdir()
   scripts.stand_in(
     tmp_path / 'venv' / 'bin', 'grpo-jax', 'printf %s "$A_TOKEN"'
   )

@@ -53,7 +53,7 @@ class Sampler:
 
   config: Config  # with widths; for what is saved, compared, shown or planned
   weights: specs.WeightsSpec
-  data: build_data.WidthSpec
+  data: specs.WidthSpec
   limits: specs.WorkersSpec  # of the processes that call rewards
   draw: specs.DrawSpec
   evaluation: specs.EvaluationSpec

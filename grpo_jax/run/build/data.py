@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import pathlib
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import NamedTuple
 
@@ -39,6 +40,9 @@ from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 from grpo_jax.run.keep.objects import is_object
+
+if TYPE_CHECKING:
+  from grpo_jax.run.build.specs import WidthSpec
 
 Config = config_lib.Config
 Source = config_lib.Source
@@ -543,17 +547,10 @@ def with_widths(
   return dataclasses.replace(config, data=fields)
 
 
-@dataclasses.dataclass(frozen=True)
-class WidthSpec:
-  """How wide rows are, in tokens."""
-
-  prompt_buckets: tuple[int, ...]
-  completion_buckets: tuple[int, ...]
-  drops: bool  # whether records that are too long are dropped, or refused
-
-
-def data_spec(config: Config) -> WidthSpec:
+def data_spec(config: Config) -> 'WidthSpec':
   """The widths of a config that has them."""
+  from grpo_jax.run.build.specs import WidthSpec  # whose module needs JAX
+
   fields = config.data
   return WidthSpec(
     fields.prompt_buckets, fields.completion_buckets, fields.too_long == 'drop'
@@ -563,7 +560,7 @@ def data_spec(config: Config) -> WidthSpec:
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
-def fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
+def fits(spec: 'WidthSpec', tokenizer: data.Tokenizer) -> Fits | None:
   """Whether the prompt of a record is no longer than the largest width.
 
   Returns:
@@ -576,7 +573,7 @@ def fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
   return lambda record: len(tokenizer.encode_prompt(record['prompt'])) <= width
 
 
-def shown_fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
+def shown_fits(spec: 'WidthSpec', tokenizer: data.Tokenizer) -> Fits | None:
   """As `fits`, of a demonstration: its answer is a completion."""
   prompt_fits = fits(spec, tokenizer)
   if prompt_fits is None:
@@ -588,7 +585,7 @@ def shown_fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
 
 
 def heldout_records(
-  spec: WidthSpec, tokenizer: data.Tokenizer, heldout: Any, most: int
+  spec: 'WidthSpec', tokenizer: data.Tokenizer, heldout: Any, most: int
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
   """The first held-out records, and how many were too long.
 

@@ -4,7 +4,7 @@
 them. Still read as a `Config` is what is saved or compared as text, shown on
 the screen, or planned. What has a type of its own already is no spec here:
 `learner.types` has those of an update, `models.layout` that of rows, `engines`
-how tokens are drawn; `build.data` has `WidthSpec`, which needs no JAX.
+how tokens are drawn.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,15 @@ class WeightsSpec:
   has_adapters: bool
   base_dtype: str  # of matrices beside adapters
   most_tokens: int | None  # of a row that the model is for; None: of any
+
+
+@dataclasses.dataclass(frozen=True)
+class WidthSpec:
+  """How wide rows are, in tokens."""
+
+  prompt_buckets: tuple[int, ...]
+  completion_buckets: tuple[int, ...]
+  drops: bool  # whether records that are too long are dropped, or refused
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax.run.build import data as build_data
-from grpo_jax.run.build.data import WidthSpec
+from grpo_jax.run.build.specs import WidthSpec
 from grpo_jax.run.keep import objects
 from grpo_jax.run.keep.objects import Objects
 from tests import runs
