@@ -27,6 +27,7 @@ _RESOURCES = {
   'ici': 'ICI',
   'dcn': 'DCN',
 }
+_MOST_SHOWN = 20  # meshes of a search
 
 
 def run(arguments: Arguments) -> None:
@@ -64,10 +65,11 @@ def run(arguments: Arguments) -> None:
   if not number:
     made = plans.plan(config, topology, estimate=True)
     if not write:
+      if arguments.topology != topology.name:
+        printing.show(f'{arguments.topology} is {topology.name}.')
       show(made, price)
     if not arguments.estimate:
-      _announce(made)
-      made = plans.compiled(made, _tell)
+      made = plans.compiled(made, _tell, _announce)
       if not write:
         show_compiled(made, price)
     if write:
@@ -176,8 +178,11 @@ def show(made: Plan, price: float | None = None) -> None:
 
 def show_compiled(made: Plan, price: float | None = None) -> None:
   """Prints what is known of a plan beyond its estimate; see `to_json`."""
-  title = 'COMPILED' if made.topology.is_tpu else 'LOWERED'
-  printing.show('', title, '', *_figures(made), *_verdict(made, price))
+  if made.topology.is_tpu:
+    shown = ['Compiled', '', *_figures(made)]
+  else:  # the tables of memory and of what is sent are those of the estimate
+    shown = ['Lowered', '', *_work(made)]
+  printing.show('', *shown, *_verdict(made, price))
 
 
 def _figures(made: Plan) -> list[Any]:
@@ -191,7 +196,8 @@ def _what(made: Plan) -> str:
   slices = f'{topology.slices} x ' if topology.slices > 1 else ''
   return (
     f'{counted.weights.number / 1e9:.2f} billion parameters on {slices}'
-    f'{topology.name} ({topology.number} devices, on each '
+    f'{topology.name} ({topology.number} device'
+    f'{"s" * (topology.number > 1)}, on each '
     f'{made.capacity / GIB:g} GiB for programs), mesh {mesh}; '
     f'{counted.prompts} prompts x {counted.group}, '
     f'{counted.prompt_tokens} + {counted.tokens} tokens.'
@@ -234,33 +240,40 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
       f'{_cost(made, price):.3g} or more.'
     )
   wasted = waste.sentences(made.counted, made.topology.number)
-  return said + [f'- {sentence}' for sentence in (*wasted, *plans.advice(made))]
+  return said + [_point(text) for text in (*wasted, *plans.advice(made))]
+
+
+def _point(text: str) -> str:
+  """A sentence of a list, as wide as the terminal."""
+  return textwrap.fill(f'- {text}', printing.columns(), subsequent_indent='  ')
 
 
 def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   """Prints the meshes of a search, the best first."""
-  names = (
-    'data', 'fsdp', 'expert', 'tensor', 'rows', 'row tokens', 'GiB',
-    'at least', 'remat', 'fits', 'by',
-  )  # fmt: skip
-  shown = printing.table(names, left=0, pad_edge=True)
-  for column in shown.columns[-3:]:
+  names = 'mesh', 'rows', 'tokens', 'GiB', 'at least', 'remat', 'fits'
+  shown = printing.table(names)
+  for column in shown.columns[-2:]:
     column.justify = 'left'
-  for one in ranked:
+  for one in ranked[:_MOST_SHOWN]:
     made = one.plan
     compiled = made.largest.compiled is not None
-    source = 'compiler' if compiled else 'arithmetic'
     shown.add_row(
-      *map(str, made.mesh.values()),
+      ','.join(f'{k}={n}' for k, n in made.mesh.items() if n > 1) or '1',
       str(made.counted.rows.rows),
       f'{made.counted.rows.columns:,}',
       f'{made.largest.bytes / GIB:.2f}',
       f'{made.bound_secs:.2f} s',
       one.config.model.remat,
-      'yes' if made.fits and made.is_whole else 'no',
-      source,
+      ('yes' if made.fits and made.is_whole else 'no') + '*' * compiled,
     )
-  printing.show(shown, f'The first with {flags_of(ranked[0].config)}')
+  told = (
+    'Rows of a micro-batch and tokens of a row; GiB of the largest program.'
+  )
+  if any(one.plan.largest.compiled is not None for one in ranked):
+    told += ' *: by the compiler.'
+  if rest := len(ranked[_MOST_SHOWN:]):
+    told += f' {rest} more follow, which --json has.'
+  printing.show(shown, told, f'The first with {flags_of(ranked[0].config)}')
 
 
 def flags_of(config: Config) -> str:
@@ -326,7 +339,15 @@ def _memory(made: Plan) -> list[Any]:
   )
 
 
+def _tera(flops: float) -> str:
+  """Operations in units of 10^12."""
+  number = flops / 1e12
+  return f'{number:,.0f}' if number >= 100 else f'{number:.3g}'
+
+
 def _time(secs: float) -> str:
+  if not secs:
+    return '0'
   return f'{secs:.3g} s' if secs >= 0.1 else f'{1000 * secs:.3g} ms'
 
 
@@ -337,7 +358,11 @@ def _gib(size: float) -> str:
 def _work(made: Plan) -> list[Any]:
   """Work and the bound of each program, and the time of each resource."""
   secs = made.secs()
-  resources = [name for name in _RESOURCES if name in secs['train_step']]
+  resources = [
+    name
+    for name in _RESOURCES
+    if any(of.get(name) for of in secs.values())  # one slice sends nothing far
+  ]
   names = [_RESOURCES[name] for name in resources]
   rows = []
   for one in made.programs:
@@ -346,7 +371,7 @@ def _work(made: Plan) -> list[Any]:
       [
         one.name,
         str(one.calls),
-        f'{one.work.flops * one.calls / 1e12:.3g}',
+        _tera(one.work.flops * one.calls),
         *(_time(secs[one.name][name]) for name in resources),
         _time(least),
         f'{least / made.bound_secs:.0%}',

@@ -27,7 +27,8 @@ def import_grain_alone() -> None:
   absent = 'jax', 'orbax'
   if {*absent, 'grain'} & set(sys.modules):
     return
-  sys.modules.update(dict.fromkeys(absent))  # None: `import` raises
+  modules: Any = sys.modules
+  modules.update(dict.fromkeys(absent))  # where None is, `import` raises
   try:
     import grain  # noqa: F401
   finally:

@@ -174,12 +174,17 @@ def plan(
   return made if estimate else compiled(made, tell)
 
 
-def compiled(made: Plan, tell: Callable[..., None] = lambda *_: None) -> Plan:
+def compiled(
+  made: Plan,
+  tell: Callable[..., None] = lambda *_: None,
+  begin: Callable[[Plan], None] = lambda _: None,
+) -> Plan:
   """An estimate, with what the compiler says, or what lowering tells.
 
   Args:
     made: By arithmetic.
     tell: See `compiling.compile_all`.
+    begin: Called with the estimate when all is ready to be compiled.
 
   Raises:
     ValueError: libtpu is missing, or knows no such topology.
@@ -187,6 +192,7 @@ def compiled(made: Plan, tell: Callable[..., None] = lambda *_: None) -> Plan:
   config, topology = made.counted.config, made.topology
   if topology.is_tpu:
     topologies.mesh(topology, config.mesh)  # raises before minutes are spent
+  begin(made)
   requests = [
     compiling.Request(
       dataclasses.asdict(config), topology.name, topology.slices, one.name
