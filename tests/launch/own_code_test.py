@@ -166,6 +166,7 @@ def test_two_processes_train_with_it(tmp_path):
     '--max_restarts=0', '--', 'train', f'--config={own / "config.py"}',
     f'--workdir={tmp_path / "run"}', '--config.steps=2',
     '--config.mesh.data=2', '--config.warm_up.steps=2',
+    '--config.optim.warmup_steps=0',
     '--config.evaluation.examples=8', PYTHONPATH=scripts.ROOT,
     timeout=600,
   )  # fmt: skip

@@ -94,7 +94,7 @@ def _check_source(name: str, split: str) -> None:
     return  # it may be a file in shards, or lie behind a cache
   if importing.is_function(name):
     importing.find(name, f'config.data.{split}={name!r}')
-  elif name.isidentifier():
+  elif name.isidentifier() and not data.files(name):
     known = build_data.BUILT_IN
     raise ValueError(
       f'config.data.{split}={name!r} is no source that is built in, and no file'
