@@ -18,6 +18,7 @@ import threading
 from tests import cli
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['HF_HUB_OFFLINE'] = '1'  # a test that asks, asks a stand-in
 # Otherwise each of the hundreds of processes that the tests start would compile
 # what it imports.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)

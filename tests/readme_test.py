@@ -59,7 +59,7 @@ RUN_BELOW = {
   'grpo_jax/losses/README.md': 2,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
-  'grpo_jax/data/README.md': 1,
+  'grpo_jax/data/README.md': 2,
   'grpo_jax/rewards/README.md': 3,
 }
 
@@ -95,6 +95,7 @@ def test_the_worked_file_trains(tmp_path, monkeypatch, capsys):
   assert "'prompt': '372='" in printed[-1]
 
 
+@pytest.mark.long
 def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
   """With fewer and smaller rollouts."""
   smaller = {
@@ -131,7 +132,9 @@ def test_the_examples_of_rewards_are_rewards():
 
 
 def test_the_example_of_sources_resolves():
-  (code,) = blocks('grpo_jax/data/README.md', 'python')
+  hub, code = blocks('grpo_jax/data/README.md', 'python')
+  resolved = config.resolve(run(hub, config=config.default())['config'])
+  assert resolved.data.train[0].name == 'hf:openai/gsm8k'
   changed = run(code, config=config.default())['config']
   resolved = config.resolve(changed)
   (source,) = resolved.data.heldout

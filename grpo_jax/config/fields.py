@@ -27,10 +27,12 @@ class Model:
   path: str = field(
     '',
     'Where the weights, the shape and the tokenizer come from: a Hugging Face '
-    "folder, a .gguf file, 'package:NAME' for the .gguf file in an installed "
-    "package, or the workdir of another run. '': random weights of the shape "
-    "below. 'module:function' names a function that returns a model of your "
-    'own; see grpo_jax/models/README.md.',
+    "folder, a name on the Hugging Face Hub ('owner/name', also "
+    "'owner/name@revision' and 'owner/name:file.gguf'; hf:// before it "
+    "stands for no path), a .gguf file, 'package:NAME' for the .gguf file in "
+    "an installed package, or the workdir of another run. '': random weights "
+    "of the shape below. 'module:function' names a function that returns a "
+    'model of your own; see grpo_jax/models/README.md.',
   )
   num_layers: int = field(3, 'Number of layers.')
   width: int = field(128, 'Size of the residual stream.')
@@ -127,8 +129,8 @@ class Source:
 
   name: str = field(
     'arithmetic',
-    "As in data.train: a built-in task, files, a folder, 'tfds:NAME', "
-    "'reasoning_gym:TASK', or your own as 'module:function'.",
+    "As in data.train: a built-in task, files, a folder, 'hf:OWNER/NAME', "
+    "'tfds:NAME', 'reasoning_gym:TASK', or your own as 'module:function'.",
   )
   weight: float = field(
     1.0,
@@ -138,8 +140,9 @@ class Source:
   kwargs: dict[str, Any] = field(
     {},
     'Arguments of the source. Files take prompt_field and answer_field, where '
-    "they differ from those of the config; folders and 'tfds:NAME' also "
-    "split, such as 'test'; 'tfds:NAME' also data_dir; 'reasoning_gym:TASK' "
+    "they differ from those of the config; folders, 'hf:OWNER/NAME' and "
+    "'tfds:NAME' also split, such as 'test'; 'hf:OWNER/NAME' also config, "
+    "its name of a part; 'tfds:NAME' also data_dir; 'reasoning_gym:TASK' "
     'size, seed, curriculum and those of the task; a function its own.',
   )
 
@@ -152,7 +155,8 @@ class Data:
     'arithmetic',
     "Prompts to train on: 'arithmetic' (sums), 'largest' (the largest of four "
     'numbers), files that end in .jsonl, .parquet or .array_record (* matches '
-    'several), a folder that save_to_disk of Hugging Face datasets has '
+    "several), 'hf:OWNER/NAME' for a data set of the Hugging Face Hub, a "
+    'folder that save_to_disk of Hugging Face datasets has '
     "written, 'tfds:NAME' for a prepared data set of TensorFlow Datasets, "
     "'reasoning_gym:TASK' for made-up problems, a function of your own as "
     "'module:function' that returns an object with a length and dicts, or "
@@ -185,8 +189,8 @@ class Data:
     'arithmetic',
     "Tokenizer: '' for that of the model in model.path, 'arithmetic' for "
     "single characters, 'package:NAME' for the GGUF file in an installed "
-    'package, or the path of a Hugging Face folder, a .gguf file, a '
-    'tokenizer.json or a workdir.',
+    'package, a name on the Hugging Face Hub, or the path of a Hugging Face '
+    'folder, a .gguf file, a tokenizer.json or a workdir.',
   )
   eos_tokens: tuple[str, ...] = field(
     ('<eos>',),

@@ -20,6 +20,7 @@ from grpo_jax import data
 from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
+from grpo_jax.data import hub
 from grpo_jax.hosts.processes import ALONE
 from grpo_jax.hosts.processes import Processes
 from grpo_jax.mesh import sharding
@@ -139,13 +140,15 @@ def _convert_run(
 
   def write(to: pathlib.Path) -> None:
     if adapter:
-      base = _found_from_anywhere(config.model.path)
+      base, revision = _base(config.model.path)
       named = build_model.source(config.model.path)
       if isinstance(named, weights.Source):
         architecture = named.architecture
       else:  # a run has the class that it is written as, not its origin's
         architecture = origin and weights.written_as(origin.architecture)
-      weights.save_adapter(to, shape, params, base, dtype, architecture)
+      weights.save_adapter(
+        to, shape, params, base, dtype, architecture, revision
+      )
     else:
       save(to, shape, params, tokenizer, origin, dtype, shard_bytes)
 
@@ -181,10 +184,12 @@ def _refuse_adapter(config: Config, workdir: pathlib.Path) -> None:
     )
 
 
-def _found_from_anywhere(path: str) -> str:
-  """A path that does not depend on the current directory."""
+def _base(path: str) -> tuple[str, str | None]:
+  """How an adapter names its base from anywhere, and its commit on the Hub."""
+  if name := hub.parse(path):
+    return name.repository, name.commit or name.revision or None
   there = pathlib.Path(path).expanduser()
-  return str(there.resolve()) if there.exists() else path
+  return str(there.resolve()) if there.exists() else path, None
 
 
 def _written(

@@ -27,6 +27,7 @@ from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import pins
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
@@ -79,6 +80,7 @@ def load(
       or the weights beside its adapters are not those that it began with.
   """
   workdir = bucket.read_only(workdir)
+  config = pins.pinned(config, workdir, peers)
   config = workdir_lib.with_widths(workdir, config)
   workdir_lib.refuse_another(workdir, config, BOUND, objects)
   directory = bucket.arrays(workdir) / 'checkpoints'

@@ -17,6 +17,7 @@ import jax
 
 from grpo_jax import monitor as monitor_lib
 from grpo_jax.config import Config
+from grpo_jax.data import hub
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
@@ -37,6 +38,7 @@ from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import pins
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
@@ -81,15 +83,17 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     replay = None if start.replay is None else replay_lib.folder(start.replay)
     # Absolute from here on: a reward function may change the directory.
     workdir = stack.enter_context(bucket.opened(start.workdir, peers))
+    config = pins.pinned(start.config, workdir, peers)
     # Before anything is built: an object that the run was given in Python may
     # be missing now, and this error names the argument that takes it.
-    config = workdir_lib.with_widths(workdir, start.config)
+    config = workdir_lib.with_widths(workdir, config)
     workdir_lib.refuse_another(workdir, config, objects=start.objects)
     begin = about.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(start.screen or begin(config, workdir))
     start = start._replace(
       config=config, workdir=workdir, replay=replay, peers=peers
     )
+    _fetch(config, screen, peers)
     run, updater = _built(config, start.objects, screen, peers)
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
@@ -143,6 +147,16 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       ),
       progress,
     )
+
+
+def _fetch(
+  config: Config, screen: monitor_lib.Screen, peers: processes.Processes
+) -> None:
+  """Downloads what the config names on the Hub; the screen says what."""
+  if pins.has_names(config):
+    with screen.phase('fetching files of the Hub'), hub.telling(screen.line):
+      with peers.together():
+        pins.fetch(config)
 
 
 def _built(

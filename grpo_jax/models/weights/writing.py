@@ -260,6 +260,7 @@ def save_adapter(
   base: str,
   dtype: str = 'float32',
   architecture: str | None = None,
+  revision: str | None = None,
 ) -> None:
   """Writes the adapters of a model, without the weights beside them.
 
@@ -272,11 +273,13 @@ def save_adapter(
     config: The model, with its `lora`.
     params: The trained part of its parameters; other parameters may be there
       too, and are not written.
-    base: The folder of the model without adapters, as `peft` is to find it.
+    base: The model without adapters, as `peft` is to find it: its folder, or
+      its name on the Hub.
     dtype: The dtype of the file: `'float32'` or `'bfloat16'`.
     architecture: Of the model without adapters, as the `config.json` in `base`
       names it: tensors have the names of the modules of this class. None: the
       first that can express it.
+    revision: The commit of `base` on the Hub; None for a folder.
 
   Raises:
     ValueError: The model has no adapters, no architecture can express it, or
@@ -317,6 +320,7 @@ def save_adapter(
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
     'base_model_name_or_path': base,
+    'revision': revision,
     'r': config.lora.rank,
     'lora_alpha': config.lora.alpha,
     'lora_dropout': 0.0,

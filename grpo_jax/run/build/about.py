@@ -8,6 +8,7 @@ import os
 
 from grpo_jax import config as config_lib
 from grpo_jax import monitor
+from grpo_jax.data import hub
 from grpo_jax.monitor import formatting
 from grpo_jax.monitor import screen
 from grpo_jax.monitor import table
@@ -130,7 +131,7 @@ def _method(config: config_lib.Config) -> str:
 
 def _model(model: config_lib.Model) -> str:
   if model.path:  # its shape is known once it has been opened
-    return model.path
+    return hub.short(model.path)
   heads = f'{model.num_heads} heads of {model.head_dim}'
   if model.num_kv_heads != model.num_heads:
     heads += f' ({model.num_kv_heads} for keys and values)'
@@ -145,11 +146,12 @@ def _data(config: config_lib.Config) -> str:
   if not isinstance(names, str):
     total = sum(source.weight for source in names)
     names = ', '.join(
-      f'{source.name} ({formatting.percent(source.weight / total)} %)'
-      for source in names
+      f'{hub.short(one.name)} ({formatting.percent(one.weight / total)} %)'
+      for one in names
     )
   chats = ' as chats' if data.chat else ''
-  return f'{names}{chats}, tokenizer {data.tokenizer or config.model.path}'
+  tokenizer = hub.short(data.tokenizer or config.model.path)
+  return f'{hub.short(names)}{chats}, tokenizer {tokenizer}'
 
 
 def _warm_up(warm_up: config_lib.WarmUp) -> str:

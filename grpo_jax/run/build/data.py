@@ -36,6 +36,7 @@ from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.config import whole_files
 from grpo_jax.data import JsonlSource
+from grpo_jax.data import hub
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
@@ -228,9 +229,11 @@ def open_source(
   prefix, colon, behind = name.partition(':')
   if own is not None:
     return _with_last_turn(own, config)
-  if name in _BUILT_IN:
+  if name in BUILT_IN:
     _check_kwargs(source, ())
-    return _BUILT_IN[name](split)
+    return BUILT_IN[name](split)
+  if hub.parse(name):
+    return _hub(source, split, config)
   if colon and prefix in PREFIXES:
     return PREFIXES[prefix](behind, source, split, config)
   form = data.format_of(name)
@@ -257,11 +260,10 @@ def _with_last_turn(source: Any, config: Config) -> Any:
   return data.WithoutLastTurns(source)
 
 
-_BUILT_IN = {
+BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
   'largest': data.LargestSource,
 }
-BUILT_IN = tuple(_BUILT_IN)
 
 
 _FORMATS = {
@@ -272,13 +274,52 @@ _FORMATS = {
 
 def _tfds(name: str, source: Source, split: str, config: Config) -> Any:
   fields = _fields(source, config, ('split', 'data_dir'))
+  part = _part(source, split)
+  return data.tfds_source(name, part, source.kwargs.get('data_dir'), *fields)
+
+
+def _part(source: Source, split: str) -> str:
+  """The split of a data set that a source stands for.
+
+  Raises:
+    ValueError: It is held out, and names none.
+  """
   part = source.kwargs.get('split', 'train' if split == 'train' else None)
   if part is None:
     raise ValueError(
-      f"config.data.heldout names 'tfds:{name}', but not which split of it is"
+      f'config.data.heldout names {source.name!r}, but not which split of it is'
       " held out; name one in its kwargs, as in {'split': 'test'}."
     )
-  return data.tfds_source(name, part, source.kwargs.get('data_dir'), *fields)
+  return part
+
+
+def _hub(source: Source, split: str, config: Config) -> Any:
+  """The records of a data set on the Hub."""
+  fields = _fields(source, config, ('config', 'split'))
+  found = _hub_files(source, _part(source, split))
+  open_files = _FORMATS.get(data.format_of(found[0]) or '', data.jsonl_source)
+  return open_files(found, *fields)
+
+
+def _hub_files(source: Source, part: str) -> list[str]:
+  return hub.data_files(source.name, source.kwargs.get('config', ''), part)
+
+
+def with_commit(source: Source, split: str) -> str:
+  """The name of a source, with its commit if it is a name of the Hub.
+
+  Args:
+    source: Any.
+    split: 'train' or 'heldout'.
+
+  Raises:
+    ValueError: There is no such data set, config or split.
+  """
+  name = hub.parse(source.name)
+  if name is None or name.commit:
+    return source.name
+  part, config = _part(source, split), source.kwargs.get('config', '')
+  return str(name.pinned(hub.data_commit(name, config, part)))
 
 
 def _reasoning_gym(
@@ -478,8 +519,10 @@ def files(config: Config) -> dict[str, list[str]]:
 def files_of(source: Source) -> list[str] | None:
   """The files of a source; none for one in no file, None for one built in."""
   name = source.name
-  if name in _BUILT_IN:
+  if name in BUILT_IN:
     return None
+  if hub.parse(name):
+    return _hub_files(source, source.kwargs.get('split', 'train'))
   if name.startswith('tfds:'):
     place = source.kwargs.get('data_dir', '~/tensorflow_datasets')
     folder = name.removeprefix('tfds:').partition(':')[0]

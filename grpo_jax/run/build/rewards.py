@@ -11,6 +11,7 @@ import jax
 from grpo_jax import rewards
 from grpo_jax.config import Config
 from grpo_jax.config import Reward
+from grpo_jax.data import hub
 from grpo_jax.episodes import reward_model
 from grpo_jax.hosts import joining
 from grpo_jax.run.build.specs import WorkersSpec
@@ -59,7 +60,10 @@ def _function(
     found = own
     auto, name, kwargs = 'here', '', reward.kwargs
   elif reward.name == reward_model.NAME:
-    judge = reward_model.from_kwargs(reward.kwargs, mesh)
+    own_kwargs = dict(reward.kwargs)
+    if isinstance(path := own_kwargs.get('path'), str):
+      own_kwargs['path'] = hub.local_model(path)
+    judge = reward_model.from_kwargs(own_kwargs, mesh)
     found = rewards.WeightedReward(reward.name, judge)
     auto, name, kwargs = 'here', '', {}
   else:

@@ -1,0 +1,179 @@
+"""Names of the Hub in a config get their commits, once for all of a run.
+
+A branch may move, and hosts must not read different weights. So the first start
+looks up what each name stands for, and the run goes on with that: the config of
+its workdir has names such as 'owner/name@COMMIT', which need nobody to be asked
+once the files are here.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import pathlib
+from typing import Literal
+from typing import NamedTuple
+
+from grpo_jax.config import Config
+from grpo_jax.config import Source
+from grpo_jax.data import hub
+from grpo_jax.episodes import reward_model
+from grpo_jax.hosts.processes import Processes
+from grpo_jax.run.build import data as build_data
+from grpo_jax.run.keep import records
+
+
+class Named(NamedTuple):
+  """A field of a config that may hold a name of the Hub.
+
+  Attributes:
+    kind: What the name stands for.
+    source: The name, and of data the arguments beside it.
+    split: Of data: 'train' or 'heldout'.
+  """
+
+  kind: Literal['model', 'tokenizer', 'data']
+  source: Source
+  split: str = ''
+
+
+def pinned(
+  config: Config, directory: str | pathlib.Path, peers: Processes
+) -> Config:
+  """The config with a commit in each name of the Hub.
+
+  Args:
+    config: Of this start.
+    directory: The workdir, which may not exist. A name that its run has, stands
+      for the same commit.
+    peers: The processes of the run; the first one asks for all.
+
+  Raises:
+    ValueError: There is no such model or data set.
+  """
+  if not has_names(config):
+    return config
+  known = _known(pathlib.Path(directory))
+  names: list[str] = []
+
+  def with_commit(one: Named) -> str:
+    names.append(known.get(_key(one)) or _looked_up(one))
+    return names[-1]
+
+  with peers.together():  # a name that does not exist is an error of all
+    if peers.is_first:
+      mapped(config, with_commit)
+  told = iter(peers.from_first(names))
+  return mapped(config, lambda one: next(told))
+
+
+def fetch(config: Config) -> None:
+  """Downloads the models and data sets of a config, where they are missing.
+
+  Raises:
+    ValueError: One cannot be had.
+    OSError: The disk is too small.
+  """
+
+  def downloaded(one: Named) -> str:
+    if hub.parse(one.source.name):
+      if one.kind == 'data':
+        build_data.files_of(one.source)
+      else:
+        is_model = one.kind == 'model'
+        needs = 'weights' if is_model else 'tokenizer'
+        hub.local_model(one.source.name, needs)
+    return one.source.name
+
+  mapped(config, downloaded)
+
+
+def has_names(config: Config) -> bool:
+  """Whether a config has names of the Hub."""
+  found: list[bool] = []
+
+  def look(one: Named) -> str:
+    found.append(hub.parse(one.source.name) is not None)
+    return one.source.name
+
+  mapped(config, look)
+  return any(found)
+
+
+def mapped(config: Config, change: Callable[[Named], str]) -> Config:
+  """A config with other names of models, tokenizers and data.
+
+  Args:
+    config: Any.
+    change: Gives the new name. It is called for each field that has one, in
+      the same order every time.
+  """
+  model = lambda path: change(Named('model', Source(path)))
+  data = lambda one, split: dataclasses.replace(
+    one, name=change(Named('data', one, split))
+  )
+
+  def several(value: str | tuple[Source, ...], split: str):
+    found = tuple(data(one, split) for one in build_data.sources_in(value))
+    # A text stays one, as it is compared with that of the workdir.
+    return (found[0].name if found else '') if isinstance(value, str) else found
+
+  rewards = tuple(
+    dataclasses.replace(
+      one, kwargs={**one.kwargs, 'path': model(one.kwargs['path'])}
+    )
+    if one.name == reward_model.NAME and isinstance(one.kwargs.get('path'), str)
+    else one
+    for one in config.rewards
+  )
+  shown = config.warm_up
+  if shown.steps:
+    shown = dataclasses.replace(
+      shown, demonstrations=several(shown.demonstrations, 'train')
+    )
+  return dataclasses.replace(
+    config,
+    model=dataclasses.replace(config.model, path=model(config.model.path)),
+    data=dataclasses.replace(
+      config.data,
+      tokenizer=change(Named('tokenizer', Source(config.data.tokenizer))),
+      train=several(config.data.train, 'train'),
+      heldout=several(config.data.heldout, 'heldout'),
+    ),
+    rewards=rewards,
+    warm_up=shown,
+  )
+
+
+def _looked_up(one: Named) -> str:
+  """The name with its commit, if it is one of the Hub."""
+  if one.kind == 'data':
+    return build_data.with_commit(one.source, one.split)
+  name = hub.parse(one.source.name)
+  if name is None or name.commit:
+    return one.source.name
+  return str(name.pinned(hub.model_commit(name)))
+
+
+def _known(directory: pathlib.Path) -> dict[tuple[str, ...], str]:
+  """The names of the workdir's run with their commits."""
+  known: dict[tuple[str, ...], str] = {}
+  if not records.holds_run(directory):
+    return known
+
+  def keep(one: Named) -> str:
+    text = one.source.name
+    name = hub.parse(text)
+    if name is not None and name.commit:
+      typed = dataclasses.replace(one.source, name=str(name.pinned('')))
+      known[_key(one._replace(source=typed))] = text
+    return text
+
+  mapped(records.saved_config(directory), keep)
+  return known
+
+
+def _key(one: Named) -> tuple[str, ...]:
+  """What tells the names of a config apart."""
+  name = hub.parse(one.source.name)
+  kind = 'data' if one.kind == 'data' else 'model'
+  parts = (str(one.source.kwargs.get(k, '')) for k in ('config', 'split'))
+  return kind, str(name or one.source.name), one.split, *parts

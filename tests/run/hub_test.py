@@ -1,0 +1,153 @@
+"""A run by names of the Hub, from its first start to an export."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+import grpo_jax
+from grpo_jax.config import Reward
+from grpo_jax.config import Source
+from grpo_jax.hosts import processes
+from grpo_jax.run import export
+from grpo_jax.run.build import pins
+from tests import runs
+from tests.data.hub import stand_in
+from tests.data.hub.tables_test import table
+from tests.run import export_test
+
+MODEL = 'lab/tiny'
+DATA = 'lab/sums'
+# Two rollouts on records of the Hub.
+RUN = {
+  'data.train': f'hf:{DATA}',
+  'data.heldout': ({'name': DATA, 'kwargs': {'split': 'test'}},),
+  'data.prompt_field': 'question',
+  'sampler.prompts': 2,
+  'evaluation.examples': 2,
+  'evaluation.every_steps': 1,
+  'checkpoint.best_metric': '',
+}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+  with stand_in.connected(monkeypatch, tmp_path) as connected:
+    folder = export_test.pretrained(tmp_path / 'made')
+    stand_in.put(connected.models[MODEL], folder)
+    connected.datasets[DATA].commit({'README.md': b'# Sums'})
+    connected.datasets[DATA].commit(
+      {
+        'main/train/0000.parquet': table('1+1', '2+0', '0+2'),
+        'main/test/0000.parquet': table('1+1', '2+0'),
+      },
+      stand_in.CONVERTED,
+    )
+    yield connected
+
+
+def configured(**changes):
+  return export_test.small(MODEL, **{**RUN, **changes})
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures('shared_programs')
+def test_a_run_goes_on_offline_with_the_commits_that_it_began_with(
+  hub, tmp_path, monkeypatch
+):
+  first = hub.models[MODEL].branches['main']
+  data = hub.datasets[DATA].branches[stand_in.CONVERTED]
+  grpo_jax.train(configured(**{'steps': 1}), tmp_path / 'run')
+  saved = json.loads((tmp_path / 'run' / 'config.json').read_text())
+  assert saved['model']['path'] == f'{MODEL}@{first}'
+  assert saved['data']['train'] == f'{DATA}@{data}'
+  assert saved['data']['heldout'][0]['name'] == f'{DATA}@{data}'
+  # The branches move, the conversion vanishes, and then nobody can be asked.
+  hub.models[MODEL].commit({'config.json': b'{}'})
+  hub.datasets[DATA].branches.clear()
+  stand_in.go_offline(monkeypatch)
+  grpo_jax.train(configured(), tmp_path / 'run')
+  lines = runs.records(tmp_path / 'run')
+  assert [line['step'] for line in lines][-1] == 2
+  # As a run that was never stopped, by the commits that it names.
+  named = {
+    'model.path': saved['model']['path'],
+    'data.train': saved['data']['train'],
+    'data.heldout': tuple(saved['data']['heldout']),
+  }
+  grpo_jax.train(configured(**named), tmp_path / 'whole')
+  runs.assert_equal(tmp_path / 'run', tmp_path / 'whole')
+  done = export.convert(tmp_path / 'run', tmp_path / 'out')
+  assert done.checkpoint == 2
+  files = {path.name for path in (tmp_path / 'out').iterdir()}
+  assert {'config.json', 'tokenizer.json', 'model.safetensors'} <= files
+
+
+def test_every_name_of_a_config_gets_its_commit(hub, tmp_path):
+  commit = hub.models[MODEL].branches['main']
+  own = hub.datasets[DATA].commit({'train.jsonl': b'{}'})
+  judge = Reward('reward_model', kwargs={'path': f'hf://{MODEL}'})
+  config = configured(
+    **{
+      'data.tokenizer': f'{MODEL}@main',
+      'data.train': (
+        {'name': f'{DATA}@main'},
+        {'name': 'arithmetic'},
+      ),
+      'warm_up.steps': 1,
+      'warm_up.demonstrations': DATA,
+    }
+  )
+  config = dataclasses.replace(config, rewards=(judge, Reward()))
+  found = pins.pinned(config, tmp_path / 'run', processes.ALONE)
+  converted = hub.datasets[DATA].branches[stand_in.CONVERTED]
+  assert found.model.path == f'{MODEL}@{commit}'
+  assert found.data.tokenizer == f'{MODEL}@main@{commit}'
+  assert found.rewards[0].kwargs['path'] == f'{MODEL}@{commit}'
+  assert found.rewards[1] == Reward()
+  assert isinstance(found.data.train, tuple)
+  names = [source.name for source in found.data.train]
+  assert names == [f'{DATA}@main@{own}', 'arithmetic']
+  assert found.warm_up.demonstrations == f'{DATA}@{converted}'
+  # Pinned once more it stays, and nobody is asked.
+  asked = len(hub.asked)
+  again = pins.pinned(found, tmp_path / 'run', processes.ALONE)
+  assert again == found and len(hub.asked) == asked
+
+
+def test_a_config_without_names_is_left_alone(tmp_path):
+  config = runs.small()
+  assert pins.pinned(config, tmp_path, processes.ALONE) is config
+  assert not pins.has_names(config)
+  assert pins.has_names(configured())
+
+
+@pytest.mark.long
+def test_an_adapter_names_its_base_on_the_hub(hub, tmp_path):
+  commit = hub.models[MODEL].branches['main']
+  config = configured(**{'steps': 1, 'lora.rank': 2, 'data.heldout': ''})
+  grpo_jax.train(config, tmp_path / 'run')
+  export.convert(tmp_path / 'run', tmp_path / 'out', adapter=True)
+  described = json.loads((tmp_path / 'out/adapter_config.json').read_text())
+  assert described['base_model_name_or_path'] == MODEL
+  assert described['revision'] == commit
+
+
+def test_what_does_not_exist_leaves_no_workdir(hub, tmp_path):
+  config = configured(**{'model.path': 'lab/tine'})
+  with pytest.raises(ValueError, match='There is no lab/tine here'):
+    grpo_jax.train(config, tmp_path / 'run')
+  config = configured(
+    **{'data.train': ({'name': DATA, 'kwargs': {'split': 'dev'}},)}
+  )
+  with pytest.raises(ValueError, match="no split 'dev'"):
+    grpo_jax.train(config, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_source_says_which_records_it_stands_for(hub):
+  one = Source(DATA, kwargs={'split': 'test'})
+  named = pins.Named('data', one, 'heldout')
+  assert pins._key(named) == ('data', DATA, 'heldout', '', 'test')
+  assert pathlib.Path(MODEL).exists() is False
