@@ -52,6 +52,7 @@ def run(arguments: Arguments) -> None:
         f'--{name}={value} is of a file that is looked at without a config; '
         f'give --config.data.{name}={value}.'
       )
+  data.import_grain_alone()
   found = data_survey.survey(
     arguments.config, arguments.show, arguments.records, _Progress()
   )

@@ -427,7 +427,7 @@ def abstract(
     ValueError: A part cannot be built; the message says why.
   """
   path, method = config.model.path, config.learner.method
-  if objects_lib.is_object(path) or build_model.is_function(path):
+  if objects_lib.is_object(path) or importing.is_function(path):
     raise ValueError(
       f'config.model.path={path!r} is a model of your own, whose programs are '
       'not known here; try it with `grpo-jax train --check`.'
