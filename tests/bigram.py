@@ -74,6 +74,9 @@ class Bigram:
   def logical_axes(self, path, rank):
     return 'width', 'vocab'
 
+  def matrix_axes(self, path, rank):
+    return models.MatrixAxes((-2,), (-1,), hidden=False)
+
 
 MODEL: models.Model = Bigram()
 

@@ -100,6 +100,29 @@ CONFIG = [
     'where the completions of a group always earn the same',
   ),
   ({'sampler.ahead': 2}, 'sampler.ahead=2; give at most 1'),
+  (
+    {'optim.name': 'lyon'},
+    "optim.name='lyon' (did you mean 'lion'?); give one of adamw,",
+  ),
+  (
+    {'optim.name': 'sgd', 'optim.b2': 0.5},
+    "optim.b2=0.5 with optim.name='sgd', which does not read it",
+  ),
+  (
+    {'optim.name': 'a:b', 'optim.epsilon': 0.5},
+    'and its own arguments in optim.kwargs',
+  ),
+  (
+    {'optim.name': 'muon', 'optim.brake': 'decay'},
+    "optim.brake='decay' with optim.name='muon': it needs the moments of Adam",
+  ),
+  ({'optim.name': 'lion', 'optim.moments': True}, 'optim.moments=True with'),
+  (
+    {'optim.name': 'lion', 'optim.overshoot_every_steps': 2},
+    'optim.overshoot_every_steps=0',
+  ),
+  ({'optim.decay_share': 0.0}, 'optim.decay_share=0.0; give more than 0'),
+  ({'optim.decay_share': 1.5}, 'optim.decay_share=1.5; give at most 1'),
   ({'optim.lr': -1.0}, 'optim.lr=-1.0; give 0 or more'),
   ({'optim.lr': 1e4}, 'optim.lr=10000.0; give at most 10'),
   ({'optim.warmup_steps': 60, 'optim.decay': 'linear'}, 'leave none'),
@@ -172,7 +195,7 @@ ANY_VALUE = {
   'model.qkv_bias', 'model.tied_embeddings', 'model.unroll',
   'model.beyond_context', 'data.answer_field', 'data.eos_tokens',
   'data.pad_token', 'data.chat', 'data.completion_prefix',
-  'sampler.stop_strings', 'sampler.retire_solved', 'optim.moments',
+  'sampler.stop_strings', 'sampler.retire_solved',
   'optim.offload', 'learner.compute_all', 'reference.offload',
   'evaluation.answer', 'log.tensorboard', 'log.wandb_project',
   'log.mlflow_experiment', 'log.expected_prefixes',
@@ -182,8 +205,8 @@ ANY_VALUE = {
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
-  'early_stop.metric', 'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'mesh.expert',
-  'mesh.context', 'mesh.slices',
+  'early_stop.metric', 'optim.kwargs', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
+  'mesh.expert', 'mesh.context', 'mesh.slices',
 }  # fmt: skip
 
 

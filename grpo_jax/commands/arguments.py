@@ -24,6 +24,11 @@ _WORDS = {
   **{'true': True, 'false': False, 'none': None},
   **{f'{s}{x}': float(s + x) for s in ('', '+', '-') for x in ('inf', 'nan')},
 }
+# What is chosen by its name, and its arguments in a config.
+_OWN_ARGUMENTS = (
+  ('learner', 'method', 'method_kwargs', 'method'),
+  ('optim', 'name', 'kwargs', 'optimizer'),
+)
 _BOOLS = {
   **dict.fromkeys(('true', 't', '1'), True),
   **dict.fromkeys(('false', 'f', '0'), False),
@@ -224,8 +229,8 @@ def with_fields(
 ) -> tuple[dict[str, Any], str]:
   """A config with fields as they were typed.
 
-  Arguments that the config has for its own method are dropped if another one is
-  chosen.
+  Arguments that the config has for its own method, or its own optimizer, are
+  dropped if another one is chosen.
 
   Args:
     tree: Nested dicts.
@@ -238,17 +243,20 @@ def with_fields(
     ValueError: There is no such field, or no such place in one; the nearest
       field is named.
   """
-  learner, said = tree.get('learner', {}), ''
-  before, kwargs = learner.get('method'), learner.get('method_kwargs')
-  method = fields.get('learner.method', before)
-  if kwargs and before not in (None, method):
-    tree = {**tree, 'learner': {**learner, 'method_kwargs': {}}}
-    if 'learner.method_kwargs' not in fields:
+  said = []
+  for group, chosen, arguments, noun in _OWN_ARGUMENTS:
+    part = tree.get(group, {})
+    before, kwargs = part.get(chosen), part.get(arguments)
+    after = fields.get(f'{group}.{chosen}', before)
+    if not kwargs or before in (None, after):
+      continue
+    tree = {**tree, group: {**part, arguments: {}}}
+    if f'{group}.{arguments}' not in fields:
       dropped = ', '.join(f'{name}={value}' for name, value in kwargs.items())
-      said = (
-        f'the config has arguments for the method {before}, which are left out '
-        f'({dropped}), because the command line chooses {method}; give its own '
-        'with --config.learner.method_kwargs.NAME=VALUE.'
+      said.append(
+        f'the config has arguments for the {noun} {before}, which are left out '
+        f'({dropped}), because the command line chooses {after}; give its own '
+        f'with --config.{group}.{arguments}.NAME=VALUE.'
       )
   for name, text in fields.items():
     try:
@@ -271,7 +279,7 @@ def with_fields(
         f'config.{name} cannot be set, because {error}; give all of it at '
         f'once, as in --config.{group}="{{...}}".'
       ) from error
-  return tree, said
+  return tree, ' '.join(said)
 
 
 def _changed(value: Any, kind: Any, path: Sequence[str], text: str) -> Any:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from grpo_jax.config.from_dict import flat
+from grpo_jax.config.importing import nearest
 from grpo_jax.config.plain_text import REWARD_METRICS
 
 # Least value of each of these fields.
@@ -75,6 +76,7 @@ _ABOVE_0 = (
   'model.norm_epsilon',
   'lora.alpha',
   'optim.epsilon',
+  'optim.decay_share',
   'sampler.top_p',
   'workers.time_limit_secs',
   'workers.memory_limit_gib',
@@ -90,6 +92,7 @@ _MOST = {
   # Such a policy is as good as uniform: logits hardly count.
   'sampler.temperature': 1000,
   'warm_up.carry_free_share': 1,
+  'optim.decay_share': 1,
   # Each update of Adam moves a weight by about as much.
   'optim.lr': 10,
   'warm_up.lr': 10,
@@ -122,7 +125,7 @@ _KNOWN = {
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),
-  'optim.decay': ('constant', 'linear', 'cosine'),
+  'optim.decay': ('constant', 'linear', 'cosine', 'warmup-stable-decay'),
   'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
@@ -132,6 +135,15 @@ _KNOWN = {
 
 # A name or a password before the host of an address.
 _PASSWORD = re.compile(r'//[^/@]*@')
+# Named optimizers, and those fields of Adam's that each of them reads.
+_OPTIMIZERS = {
+  'adamw': ('b1', 'b2', 'epsilon'),
+  'adafactor': (),
+  'lion': ('b1', 'b2'),
+  'muon': ('b1', 'b2', 'epsilon'),
+  'sgd': (),
+}
+
 
 # The name of an argument, wherever it stands.
 _ARGUMENT = re.compile(r'kwargs\b')
@@ -245,6 +257,7 @@ def _checks_of_widths(config: Any):
 def _checks_of_optim(config: Any):
   """As `checks`, of the optimizer and its schedule."""
   optim, learner = config.optim, config.learner
+  yield from _checks_of_optimizer(optim)
   updates = config.steps * learner.batches * learner.epochs
   yield (
     updates <= _MOST_COUNT,
@@ -263,6 +276,34 @@ def _checks_of_optim(config: Any):
     'product is what an update takes from a weight: all of it, or more; give '
     'less',
   )
+
+
+def _checks_of_optimizer(optim: Any):
+  """As `checks`, of what the chosen optimizer can do."""
+  names, own = ', '.join(_OPTIMIZERS), ':' in optim.name
+  near = nearest(optim.name, _OPTIMIZERS)
+  yield (
+    own or optim.name in _OPTIMIZERS,
+    f'optim.name={optim.name!r}{near}; give one of {names}, or '
+    "'module:function' of your own",
+  )
+  standard, read = type(optim)(), _OPTIMIZERS.get(optim.name, ())
+  for field in ('b1', 'b2', 'epsilon'):
+    value, usual = getattr(optim, field), getattr(standard, field)
+    yield (
+      field in read or value == usual,
+      f'optim.{field}={value} with optim.name={optim.name!r}, which does not '
+      f'read it; give optim.{field}={usual}'
+      + (', and its own arguments in optim.kwargs' if own else ''),
+    )
+  for field in ('brake', 'moments', 'overshoot_every_steps'):
+    value = getattr(optim, field)
+    yield (
+      own or optim.name == 'adamw' or value == getattr(standard, field),
+      f'optim.{field}={value!r} with optim.name={optim.name!r}: it needs the '
+      "moments of Adam for every parameter; give optim.name='adamw', or "
+      f'optim.{field}={getattr(standard, field)!r}',
+    )
 
 
 def _checks_of_warm_up(warm_up: Any):

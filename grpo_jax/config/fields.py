@@ -391,8 +391,20 @@ class Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class Optim:
-  """AdamW, its schedule, and what is put around it."""
+  """The optimizer, its schedule, and what is put around it."""
 
+  name: str = field(
+    'adamw',
+    "The optimizer: 'adamw', 'adafactor', 'lion', 'muon', 'sgd', or your own "
+    "as 'module:function', which returns an optax transformation "
+    '(optim/README.md). All but adamw want another learning rate.',
+  )
+  kwargs: dict[str, Any] = field(
+    {},
+    "Arguments of the optimizer besides the fields here, such as {'momentum': "
+    '0.9} for sgd. Those in a config are left out where the command line '
+    'chooses another optimizer than the config.',
+  )
   lr: float = field(3e-4, 'Learning rate at the peak of the schedule.')
   warmup_steps: int = field(
     0,
@@ -403,10 +415,23 @@ class Optim:
   decay: str = field(
     'constant',
     'Course of the learning rate after its peak, over the whole run: '
-    "'constant', 'linear' or 'cosine'.",
+    "'constant', 'linear', 'cosine' or 'warmup-stable-decay', which stays at "
+    'the peak and falls linearly at the end.',
   )
-  b1: float = field(0.9, "Decay of Adam's first moment, per update.")
-  b2: float = field(0.99, "Decay of Adam's second moment, per update.")
+  decay_share: float = field(
+    0.2,
+    "Share of the updates after warmup_steps over which 'warmup-stable-decay' "
+    'falls to 0; no other schedule reads it.',
+  )
+  b1: float = field(
+    0.9,
+    "Decay of Adam's first moment, per update; of lion, the weight of momentum "
+    'in an update.',
+  )
+  b2: float = field(
+    0.99,
+    "Decay of Adam's second moment, per update; of lion, that of momentum.",
+  )
   epsilon: float = field(
     1e-8,
     "Added to the root of Adam's second moment. Far below that root, the "
@@ -438,8 +463,9 @@ class Optim:
   )
   offload: bool = field(
     False,
-    "Whether Adam's moments, 8 bytes for each parameter, lie in the memory of "
-    'the host and come to the device for the optimizer alone. Turn it on when '
+    "Whether what the optimizer keeps (Adam's moments, 8 bytes for each "
+    'parameter) lies in the memory of the host and comes to the device for the '
+    'optimizer alone. Turn it on when '
     'memory runs out; results stay the same, and each update waits for the '
     "copies. It saves nothing on a CPU, whose memory is the host's.",
   )

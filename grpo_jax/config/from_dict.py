@@ -116,7 +116,7 @@ def within(name: str, groups: tuple[str, ...]) -> bool:
 
 def flat(values: Any, name: str = '') -> dict[str, Any]:
   """Nested dicts as one, {'optim.lr': ...}; lists and arguments are values."""
-  if not isinstance(values, dict) or name.endswith('_kwargs'):
+  if not isinstance(values, dict) or name.endswith(('_kwargs', '.kwargs')):
     return {name: values}
   return {
     path: leaf

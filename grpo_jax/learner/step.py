@@ -65,13 +65,27 @@ def state_sharding(learner: Learner, params: Any) -> TrainState:
   of_params = sharding.param_shardings(place.mesh, params, place.logical_axes)
   away = offload.on_host(of_params)
   abstract = jax.eval_shape(lambda p: init(learner, p), params)
-  # optax tells apart the trees in its state that are like the parameters.
+  masked = lambda node: isinstance(node, optax.MaskedNode)
+
+  def beside(kept, path, param):
+    if masked(kept):
+      return kept
+    names = place.logical_axes(path, param.ndim)
+    at = sharding.beside(place.mesh, kept.shape, names)
+    return offload.on_host(at) if place.offload_moments else at
+
+  # optax tells apart the trees in its state that are like the parameters. Some
+  # have no array for some parameters, or one of another shape.
   of_moments = optax.tree.map_params(
     learner.optimizer.transform,
-    lambda _, at: at,
+    beside,
     abstract.opt_state,
-    away if place.offload_moments else of_params,
+    jax.tree_util.tree_map_with_path(
+      lambda path, _: sharding.path_names(path), params
+    ),
+    params,
     transform_non_params=lambda _: everywhere,
+    is_leaf=masked,
   )
   of_reference = away if place.offload_reference else of_params
   return jax.tree.map(lambda _: everywhere, abstract)._replace(

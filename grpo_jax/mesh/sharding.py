@@ -493,3 +493,21 @@ def param_shardings(
     return NamedSharding(mesh, _spec(mesh, leaf.shape, names, rules))
 
   return jax.tree_util.tree_map_with_path(one, params)
+
+
+def beside(
+  mesh: Mesh, shape: Sequence[int], names: Sequence[str | None]
+) -> NamedSharding:
+  """Where an array lies that an optimizer keeps for a parameter.
+
+  Args:
+    mesh: The mesh.
+    shape: Of the array. If it has the rank of the parameter, each axis lies
+      where that of the parameter does, unless its size (1, say) does not
+      divide. Of another rank, the longest axis is split over `fsdp`.
+    names: The logical axes of the parameter.
+  """
+  if len(shape) != len(names):
+    longest = max(range(len(shape)), key=lambda axis: shape[axis], default=None)
+    names = ['width' if i == longest else None for i in range(len(shape))]
+  return NamedSharding(mesh, _spec(mesh, shape, names, RULES))

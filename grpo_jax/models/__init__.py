@@ -12,6 +12,7 @@ Read in this order:
 - `weights`: pretrained models come in, and trained ones go out.
 """
 
+from grpo_jax.models.axes import MatrixAxes
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import LowRank
@@ -35,6 +36,7 @@ __all__ = (
   'LayerKind',
   'Layered',
   'LowRank',
+  'MatrixAxes',
   'Model',
   'ModelConfig',
   'RopeScaling',

@@ -4,6 +4,7 @@
 """
 
 from typing import Any
+from typing import NamedTuple
 
 import jax
 
@@ -33,6 +34,23 @@ _EXPERT_AXES = {
 }
 
 
+class MatrixAxes(NamedTuple):
+  """The axes of a parameter as a linear map, counted from its last (-1).
+
+  An axis that is not named numbers layers or experts.
+
+  Attributes:
+    inputs: Axes that the map sums over; () for a bias or the scale of a norm.
+    outputs: Axes of what it gives.
+    hidden: Whether both sides are hidden units; False for an embedding and for
+      the output layer.
+  """
+
+  inputs: tuple[int, ...]
+  outputs: tuple[int, ...]
+  hidden: bool = True
+
+
 def names(path: tuple[str, ...]) -> tuple[str | None, ...]:
   """The logical axes of a parameter, but for the one that stacks layers.
 
@@ -51,6 +69,24 @@ def names(path: tuple[str, ...]) -> tuple[str | None, ...]:
   if name.endswith('_a'):
     return (*weight[:inputs], None)
   return (None, *weight[inputs:])
+
+
+def matrix(path: tuple[str, ...]) -> MatrixAxes:
+  """Which axes of a parameter are inputs and outputs; see `names`.
+
+  The heads and the entries of each are one side together. A bias or a scale
+  sums over nothing: the axes that it has in one layer are outputs.
+  """
+  name, found = path[-1], names(path)
+  number = len(found) or 1  # scales have no names
+  if found and found[0] == 'experts':
+    number -= 1
+  inputs = 2 if name in ('output', 'output_a') else 1
+  if name.endswith('_bias') or not found:
+    inputs = 0
+  places = tuple(range(-number, 0))
+  hidden = name not in ('embedding', 'head')
+  return MatrixAxes(places[:inputs], places[inputs:], hidden)
 
 
 def gather(

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 
 from grpo_jax.config import plain_text
 from grpo_jax.mesh import sharding
+from grpo_jax.models.axes import MatrixAxes
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.protocol import Scores
 from grpo_jax.models.scores import token_scores
@@ -70,6 +71,18 @@ def largest(path: Path, shape: tuple[int, ...]) -> tuple[str | None, ...]:
   return tuple('width' if i == split else None for i in range(len(shape)))
 
 
+def written_as_matrices(path: Path, shape: tuple[int, ...]) -> MatrixAxes:
+  """Two axes are inputs and outputs; all others are outputs together.
+
+  >>> written_as_matrices(('kernel',), (64, 256))
+  MatrixAxes(inputs=(-2,), outputs=(-1,), hidden=True)
+  """
+  del path
+  if len(shape) == 2:
+    return MatrixAxes((-2,), (-1,))
+  return MatrixAxes((), tuple(range(-len(shape), 0)))
+
+
 # Compared and hashed by identity: a static argument of compiled programs.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Foreign:
@@ -96,6 +109,7 @@ class Foreign:
   _rest: Mapping[tuple[Any, ...], Any]  # all other variables, with values
   _decays: Callable[[Path, tuple[int, ...]], bool]
   _axes: Callable[[Path, tuple[int, ...]], tuple[str | None, ...]]
+  _matrices: Callable[[Path, tuple[int, ...]], MatrixAxes]
   unused_ids: tuple[tuple[int, int], ...] = ()
   # Whether the module has experts is not known here, nor anything of its heads.
   score_routed = file_shape = key_cost = None
@@ -228,6 +242,17 @@ class Foreign:
     del rank
     return self._axes(path, self._shape(path))
 
+  def matrix_axes(self, path: Path, rank: int) -> MatrixAxes:
+    """Which axes of a parameter are inputs, and which are outputs.
+
+    One that has an axis of the vocabulary's size is taken for an embedding or
+    an output layer.
+    """
+    del rank
+    shape = self._shape(path)
+    found = self._matrices(path, shape)
+    return found._replace(hidden=found.hidden and self.vocab_size not in shape)
+
   def _shape(self, path: Path) -> tuple[int, ...]:
     return _flat(self.shapes)[path].shape
 
@@ -252,6 +277,9 @@ def from_nnx(
   logical_axes: Callable[
     [Path, tuple[int, ...]], tuple[str | None, ...]
   ] = largest,
+  matrix_axes: Callable[
+    [Path, tuple[int, ...]], MatrixAxes
+  ] = written_as_matrices,
 ) -> Pretrained:
   """Makes a module trainable here: the `model` that `grpo_jax.train` takes.
 
@@ -273,6 +301,9 @@ def from_nnx(
       it; by default on arrays of two axes and more.
     logical_axes: From a parameter's path and shape to the names of its axes in
       `sharding.RULES`; by default the largest axis is split over `fsdp`.
+    matrix_axes: From a parameter's path and shape to its `models.MatrixAxes`,
+      which the optimizers Muon and Adafactor read; by default an array of two
+      axes is a matrix [inputs, outputs], and any other a vector.
 
   Returns:
     A `Pretrained` (model, params). The parameters are float32; the module
@@ -324,6 +355,7 @@ def from_nnx(
     _rest=dict(nnx.to_flat_state(rest)),
     _decays=decays,
     _axes=logical_axes,
+    _matrices=matrix_axes,
   )
   vocab_size = _checked_vocab_size(model)
   return Pretrained(dataclasses.replace(model, vocab_size=vocab_size), params)

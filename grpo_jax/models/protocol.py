@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from grpo_jax.models.axes import MatrixAxes
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.experts import Routing
 from grpo_jax.models.experts import Statistics
@@ -164,6 +165,10 @@ class Model(Protocol):
 
   def logical_axes(self, path: Path, rank: int) -> tuple[str | None, ...]:
     """The names of a parameter's axes; see `sharding.param_shardings`."""
+    ...
+
+  def matrix_axes(self, path: Path, rank: int) -> MatrixAxes:
+    """Which axes of a parameter are inputs, and which are outputs."""
     ...
 
 

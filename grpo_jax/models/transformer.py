@@ -33,6 +33,7 @@ from grpo_jax.models import experts
 from grpo_jax.models import lora
 from grpo_jax.models import scores
 from grpo_jax.models.attention import Attention as AttentionFunction
+from grpo_jax.models.axes import MatrixAxes
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
@@ -400,6 +401,16 @@ class Transformer:
     """
     names = axes.names(path)
     return (None,) * (rank - len(names)) + names
+
+  def matrix_axes(self, path: tuple[str, ...], rank: int) -> MatrixAxes:
+    """Which axes of a parameter are inputs, and which are outputs.
+
+    Args:
+      path: Where the parameter is in the tree of `init`.
+      rank: Its number of axes; not read, because axes count from the last.
+    """
+    del rank
+    return axes.matrix(path)
 
   def decays(self, path: tuple[str, ...]) -> bool:
     """Whether weight decay acts on a parameter: on matrices alone.

@@ -14,14 +14,18 @@ def learning_rate(
   warmup_steps: int = 0,
   decay: str = 'constant',
   total_steps: int = 0,
+  decay_share: float = 0.2,
 ) -> optax.Schedule:
   """A linear rise from 0 to `peak`, then a decay to 0 or a constant `peak`.
 
   Args:
     peak: The highest learning rate, reached after `warmup_steps`.
     warmup_steps: Optimizer steps of the rise; 0 starts at `peak`.
-    decay: `'constant'`, `'linear'` or `'cosine'`.
+    decay: `'constant'`, `'linear'`, `'cosine'`, or `'warmup-stable-decay'`: the
+      peak, then a linear decay in the last steps.
     total_steps: The optimizer step at which the decay reaches 0.
+    decay_share: Share of the steps after the rise over which
+      `'warmup-stable-decay'` falls, in (0, 1]; at least one step.
 
   Returns:
     A function from the count of optimizer steps to the learning rate.
@@ -38,11 +42,16 @@ def learning_rate(
   _numbers.check('learning_rate', 'peak', peak)
   _numbers.check('learning_rate', 'warmup_steps', warmup_steps, whole=True)
   _numbers.check('learning_rate', 'total_steps', total_steps, whole=True)
+  _numbers.check('learning_rate', 'decay_share', decay_share, above=True)
   steps = total_steps - warmup_steps
-  if decay not in ('constant', 'linear', 'cosine'):
+  if decay not in ('constant', 'linear', 'cosine', 'warmup-stable-decay'):
     raise ValueError(
-      f"learning_rate got decay={decay!r}; give 'constant', 'linear' or "
-      "'cosine'."
+      f"learning_rate got decay={decay!r}; give 'constant', 'linear', 'cosine' "
+      "or 'warmup-stable-decay'."
+    )
+  if decay_share > 1:
+    raise ValueError(
+      f'learning_rate got decay_share={decay_share}; give at most 1.'
     )
   if decay != 'constant' and steps <= 0:
     raise ValueError(
@@ -51,10 +60,14 @@ def learning_rate(
     )
   # Functions, so that only the chosen one is built: the others may be invalid
   # for these steps.
+  falling = max(1, round(decay_share * steps))
   tail = {
     'constant': lambda: optax.constant_schedule(peak),
     'linear': lambda: optax.linear_schedule(peak, 0.0, steps),
     'cosine': lambda: optax.cosine_decay_schedule(peak, steps),
+    'warmup-stable-decay': lambda: optax.linear_schedule(
+      peak, 0.0, falling, steps - falling
+    ),
   }[decay]()
   if not warmup_steps:
     return tail

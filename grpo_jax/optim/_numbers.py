@@ -43,6 +43,19 @@ def _fits(number: Any, above: bool, whole: bool) -> bool:
   return bool(finite) and not (whole and number != int(number))
 
 
+def share(who: str, argument: str, value: Any) -> None:
+  """Raises a ValueError unless a number is at least 0 and less than 1.
+
+  Args:
+    who: See `check`.
+    argument: See `check`.
+    value: See `check`.
+  """
+  check(who, argument, value)
+  if not isinstance(value, core.Tracer) and value >= 1:
+    raise ValueError(f'{who} got {argument}={value}; give less than 1.')
+
+
 def reals(who: str, argument: str, value: Any) -> np.ndarray:
   """Numbers as float64 of any shape.
 

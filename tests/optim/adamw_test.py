@@ -119,6 +119,9 @@ def test_betas_of_zero_are_allowed():
     ((0, 'cosine', 4), [2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0]),
     ((2, 'cosine', 4), [0, 1, 2, 1, 0]),
     ((3, 'linear', 4), [0, 2 / 3, 4 / 3, 2, 0]),
+    ((0, 'warmup-stable-decay', 4, 0.5), [2, 2, 2, 1, 0]),
+    ((1, 'warmup-stable-decay', 4, 0.5), [0, 2, 2, 1, 0]),
+    ((2, 'warmup-stable-decay', 4, 0.01), [0, 1, 2, 2, 0]),
   ],
 )
 def test_learning_rate(arguments, expected):
@@ -132,6 +135,9 @@ def test_learning_rate(arguments, expected):
   [
     ({'decay': 'square'}, "decay='square'"),
     ({'decay': 'linear'}, 'total_steps=0'),
+    ({'decay': 'warmup-stable-decay'}, 'a warmup-stable-decay decay needs'),
+    ({'decay_share': 0.0}, 'decay_share=0.0'),
+    ({'decay_share': 1.5}, 'decay_share=1.5; give at most 1'),
     (
       {'decay': 'cosine', 'warmup_steps': 4, 'total_steps': 4},
       'warmup_steps=4',

@@ -18,6 +18,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from grpo_jax import data
@@ -85,6 +86,12 @@ def own_method(**kwargs):
   """A user's method, which a config names by its module."""
   del kwargs
   return losses.methods.rloo()
+
+
+def own_optimizer(learning_rate, weight_decay, mask, plus=0.0):
+  """A user's optimizer, which a config names by its module."""
+  del plus
+  return optax.adamw(learning_rate, weight_decay=weight_decay, mask=mask)
 
 
 def own_source(first):
@@ -394,6 +401,8 @@ def _patches(seen, patch):
       note(optim, name)
   note(losses.methods, 'grpo')
   patch.setattr(f'{HERE}.own_method', seen.noted('own_method', own_method))
+  own = seen.noted('own_optimizer', own_optimizer)
+  patch.setattr(f'{HERE}.own_optimizer', own)
   patch.setattr(f'{HERE}.own_source', seen.noted('own_source', own_source))
   note(models.Transformer, 'score', lambda *_, **__: None)
   note(build_learner, 'LayoutSpec')

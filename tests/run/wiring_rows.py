@@ -313,6 +313,17 @@ def clip_norm(run, value):
   return arrived, [value or None] * len(arrived)
 
 
+def optimizer(run, value):
+  """One for the run, and one for its warm-up."""
+  made = run.at(value.split(':')[-1], '->')
+  return [len(made)], [2]
+
+
+def optimizer_kwargs(run, value):
+  calls = run.calls[run.config.optim.name.split(':')[-1]]
+  return [{k: call[k] for k in value} for call in calls], [value] * 2
+
+
 def optional(function, argument=None):
   """A wrapper of the optimizer that is there once, or not at all."""
 
@@ -450,9 +461,12 @@ ROWS = {
   'sampler.tensor': at(('sampling_mesh', 'tensor')),
   'sampler.resample_rounds': rounds,
   'sampler.retire_solved': at(('draw', 'retire')),
+  'optim.name': optimizer,
+  'optim.kwargs': optimizer_kwargs,
   'optim.lr': at(('learning_rate', 'peak', 0)),
   'optim.warmup_steps': at(('learning_rate', 'warmup_steps', 0)),
   'optim.decay': at(('learning_rate', 'decay', 0)),
+  'optim.decay_share': at(('learning_rate', 'decay_share', 0)),
   'optim.b1': both(at(('adamw', 'b1')), told('b1')),
   'optim.b2': both(at(('adamw', 'b2')), told('b2')),
   'optim.epsilon': at(
@@ -460,7 +474,9 @@ ROWS = {
     ('record_adam_moments', 'epsilon'),
     ('project_outward', 'epsilon'),
   ),
-  'optim.weight_decay': at(('adamw', 'weight_decay')),
+  'optim.weight_decay': at(
+    ('adamw', 'weight_decay'), ('own_optimizer', 'weight_decay')
+  ),
   'optim.clip_norm': clip_norm,
   'optim.brake': brake,
   'optim.reward_scale': optional('restore_reward_scale', 'reference'),

@@ -146,9 +146,12 @@ PAIRS = {
   'sampler.resample_rounds': (2, 0),
   'sampler.retire_solved': (False, True),
   'sampler.ahead': (0, 1),
+  'optim.name': ('adamw', 'adamw'),
+  'optim.kwargs': ({}, {}),
   'optim.lr': (0.011, 0.012),
   'optim.warmup_steps': (4, 5),
   'optim.decay': ('cosine', 'linear'),
+  'optim.decay_share': (0.33, 0.34),
   'optim.b1': (0.81, 0.82),
   'optim.b2': (0.91, 0.92),
   'optim.epsilon': (1e-5, 1e-6),
@@ -224,6 +227,13 @@ THIRD = {
   'lora.rank': 0,
   'data.train': 'c',
   'data.heldout': '',
+  'optim.name': f'{OWN}:own_optimizer',
+  'optim.kwargs': {'plus': 3.5},
+  'optim.b1': 0.9,  # an optimizer of one's own reads none of Adam's fields
+  'optim.b2': 0.99,
+  'optim.epsilon': 1e-8,
+  'learner.method': 'grpo',
+  'learner.method_kwargs': {'low': 0.1},
   'warm_up.carry_free_share': 0.63,
   'learner.nonfinite_rollouts': 3,
   'checkpoint.export_every_saves': 1,
@@ -251,7 +261,7 @@ def config_of(number):
     }
   config = config_lib.default()
   # A ConfigDict takes the fields of a dict one by one.
-  for name in ('learner.method_kwargs', 'data.chat_kwargs'):
+  for name in ('learner.method_kwargs', 'data.chat_kwargs', 'optim.kwargs'):
     group, field = name.split('.')
     setattr(config[group], field, values.pop(name))
   config.update_from_flattened_dict(values)

@@ -127,6 +127,7 @@ def _method(config: config_lib.Config) -> str:
   brake = config.optim.brake
   return (
     f'{config.learner.method}({arguments}), learning rate {config.optim.lr:g}'
+    + (f', {config.optim.name}' if config.optim.name != 'adamw' else '')
     + (f', brake {brake}' if brake != 'none' else '')
   )
 

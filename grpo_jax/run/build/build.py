@@ -35,6 +35,7 @@ from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import optimizer as build_optimizer
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.build import specs
 from grpo_jax.run.keep import objects as objects_lib
@@ -361,7 +362,7 @@ def updater(
   """
   transform = None
   if optimizer is not None:
-    transform = optimizer(functools.partial(build_learner.decays, run.model))
+    transform = optimizer(functools.partial(build_optimizer.decays, run.model))
   params = abstract_params(run)
   return build_learner.updater(run.learn, params, frozen, transform)
 

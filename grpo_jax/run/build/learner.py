@@ -25,6 +25,7 @@ from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.run.build import optimizer
 from grpo_jax.run.build.model import Parameters
 from grpo_jax.run.build.specs import LearnSpec
 from grpo_jax.run.build.specs import MeasureSpec
@@ -40,13 +41,14 @@ def learn_spec(
   method: losses.LossTransform,
 ) -> LearnSpec:
   """How the rollouts of a run become updates."""
-  fields, optimizer = config.learner, config.optim
+  fields, course = config.learner, config.optim
   schedule = optim.learning_rate(
-    optimizer.lr,
-    optimizer.warmup_steps,
-    optimizer.decay,
+    course.lr,
+    course.warmup_steps,
+    course.decay,
     # The schedule counts updates, and a rollout gets several.
     config.steps * fields.batches * fields.epochs,
+    course.decay_share,
   )
   learner = _learner(
     config,
@@ -67,7 +69,7 @@ def learn_spec(
     fields.anchor,
     config.reference.refresh_steps,
     config.reference.refresh_weight,
-    optimizer.overshoot_every_steps,
+    course.overshoot_every_steps,
     # Only dynamic sampling keeps groups that an earlier policy has drawn.
     stale=config.sampler.resample_rounds > 0,
   )
@@ -209,15 +211,6 @@ def _learner(
     )
 
   fields = config.optim
-  optimizer = optim.adamw(
-    schedule,
-    b1=fields.b1,
-    b2=fields.b2,
-    epsilon=fields.epsilon,
-    weight_decay=fields.weight_decay,
-    clip_norm=fields.clip_norm or None,  # the config has 0 for None
-    decays=functools.partial(decays, model),
-  )
   return Learner(
     method=method,
     scoring=Scoring(
@@ -228,7 +221,7 @@ def _learner(
       takes_shards=model.takes_shards,
     ),
     optimizer=Optimizer(
-      transform=_with_brakes(optimizer, fields) if braked else optimizer,
+      transform=optimizer.make_optimizer(fields, model, schedule, braked),
       on_zero_advantage=on_zero_advantage,
       # A further backward pass, which only this brake needs.
       with_outward=braked and fields.brake == 'project',
@@ -248,34 +241,6 @@ def _learner(
     expert_balance=expert_balance,
     compute_all=compute_all,
   )
-
-
-def decays(model: models.Model, params: Any) -> Any:
-  """Which parameters decay, a tree of bools."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: model.decays(sharding.path_names(path)), params
-  )
-
-
-def _with_brakes(optimizer, config: config_lib.Optim):
-  """The optimizer, wrapped in what the config asks for.
-
-  From the inside out: a brake, the scaling of updates by the scale of rewards,
-  and the recording of Adam's moments.
-  """
-  brakes = {
-    'none': lambda: optimizer,
-    'reset': lambda: optim.reset_moments(optimizer),
-    'reset_first': lambda: optim.reset_moments(optimizer, 'first'),
-    'decay': lambda: optim.decay_carried(optimizer),
-    'project': lambda: optim.project_outward(optimizer, config.epsilon),
-  }
-  optimizer = brakes[config.brake]()
-  if config.reward_scale:
-    optimizer = optim.restore_reward_scale(optimizer, config.reward_scale)
-  if config.moments:
-    optimizer = optim.record_adam_moments(optimizer, config.epsilon)
-  return optimizer
 
 
 def decided(spec: LayoutSpec, earlier: dict[str, Any]) -> LayoutSpec:

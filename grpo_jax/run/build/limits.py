@@ -21,6 +21,7 @@ from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep.objects import is_object
 
 GIB = 2**30
+_MOMENTS = {'adamw': 2, 'lion': 1, 'muon': 1}  # of a parameter, at least
 
 
 def check_length(spec: WeightsSpec, prompt: int, completion: int) -> None:
@@ -261,8 +262,9 @@ def _state_bytes(
 ) -> int:
   """The least bytes of parameters, gradient and moments, on all devices."""
   params = build_model.abstract(model, mesh, config.lora.base_dtype)
-  # float32 each: a parameter, its gradient, and two moments of it.
-  each = 8 if config.optim.offload else 16
+  # float32 each: a parameter, its gradient, and its moments.
+  moments = 0 if config.optim.offload else _MOMENTS.get(config.optim.name, 0)
+  each = 4 * (2 + moments)
   trained = sum(each * x.size for x in jax.tree.leaves(params.trained))
   beside = jax.tree.leaves(params.frozen)
   return trained + sum(x.size * x.dtype.itemsize for x in beside)

@@ -95,15 +95,17 @@ def make_method(
 
 def _facts(config: Config) -> dict[str, Any]:
   """What a run tells a method that is marked by `losses.takes_from_run`."""
+  optimizer = config.optim
+  adam = {'adam_b1': optimizer.b1, 'adam_b2': optimizer.b2}
   weights = tuple(reward.weight for reward in config.rewards)
   # In the sum the first reward has its weight.
   right = config.evaluation.right_reward
   return {
+    # Other optimizers have no such numbers, and methods refuse them.
+    **(adam if optimizer.name == 'adamw' else {}),
     'reward_weights': weights,
     'right_reward': right * weights[0] if weights[0] > 0 else right,
     'updates_per_rollout': config.learner.batches * config.learner.epochs,
-    'adam_b1': config.optim.b1,
-    'adam_b2': config.optim.b2,
     'max_tokens': config.sampler.max_tokens,
     'soft_tokens': max(1, config.sampler.max_tokens // 5),
   }
