@@ -62,8 +62,8 @@ COMMANDS = {
     'convert:run',
     'Writes a model as a Hugging Face folder, or its adapter for peft.',
     (
-      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'json',
-      'verbose',
+      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'push',
+      'public', 'overwrite', 'json', 'verbose',
     ),
     takes=('source', 'folder'),
   ),
@@ -216,6 +216,18 @@ FLAGS = {
   ),
   'shard_gb': Flag(
     'Largest file of weights, in GB; more go into the next.', float, 5.0
+  ),
+  'push': Flag(
+    'Also push the folder to this repository of the Hugging Face Hub, '
+    'owner/name, with a card; HF_TOKEN must be set.',
+    str,
+    '',
+  ),
+  'public': Flag('Whether everybody may see what is pushed.', bool, False),
+  'overwrite': Flag(
+    'Push over a repository that holds what was not pushed from here.',
+    bool,
+    False,
   ),
   'examples': Flag(
     'Held-out problems to judge; 0 takes as many as the config says.',

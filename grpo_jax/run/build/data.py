@@ -226,9 +226,9 @@ def open_source(
   prefix, colon, behind = name.partition(':')
   if own is not None:
     return _with_last_turn(own, config)
-  if name in _BUILT_IN:
+  if name in BUILT_IN:
     _check_kwargs(source, ())
-    return _BUILT_IN[name](split)
+    return BUILT_IN[name](split)
   if hub.parse(name):
     return _hub(source, split, config)
   if colon and prefix in PREFIXES:
@@ -257,7 +257,7 @@ def _with_last_turn(source: Any, config: Config) -> Any:
   return data.WithoutLastTurns(source)
 
 
-_BUILT_IN = {
+BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
   'largest': data.LargestSource,
 }
@@ -516,7 +516,7 @@ def files(config: Config) -> dict[str, list[str]]:
 def files_of(source: Source) -> list[str] | None:
   """The files of a source; none for one in no file, None for one built in."""
   name = source.name
-  if name in _BUILT_IN:
+  if name in BUILT_IN:
     return None
   if hub.parse(name):
     return _hub_files(source, source.kwargs.get('split', 'train'))
