@@ -216,7 +216,12 @@ class Mlflow:
     run_config: dict[str, Any],
   ):
     # Not by name: no type checker finds a package that is not installed.
-    self._mlflow = importlib.import_module('mlflow')
+    try:
+      self._mlflow = importlib.import_module('mlflow')
+    except ImportError as error:
+      raise ImportError(
+        f"{error}; install it with pip install 'grpo_jax[mlflow]'"
+      ) from error
     # It tells of its database, in the middle of what the display draws.
     logging.getLogger('mlflow').setLevel(logging.WARNING)
     entities: Any = importlib.import_module('mlflow.entities')

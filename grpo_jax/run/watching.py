@@ -135,11 +135,13 @@ class Waiting(NamedTuple):
     by = f' by more than {spec.least_improvement:g}' * (
       spec.least_improvement > 0
     )
+    none = 'the one measurement since then is not better'
+    if self.since > 1:
+      none = f'none of the {self.since} measurements since then is better'
     return (
       f'The run has ended early: {self.metric} was {self.best:.6g} after '
-      f'rollout {self.step}, and none of the {self.since} measurements since '
-      f'then is better{by}. early_stop.patience={self.since + 1} or more goes '
-      'on.'
+      f'rollout {self.step}, and {none}{by}. '
+      f'early_stop.patience={self.since + 1} or more goes on.'
     )
 
 

@@ -194,6 +194,7 @@ def test_without_the_package_a_run_goes_on(tmp_path, capsys, monkeypatch):
   written(tmp_path, None, (1,))
   error = capsys.readouterr().err
   assert error.count('warning') == 1 and 'MLflow does not work' in error
+  assert "pip install 'grpo_jax[mlflow]'" in error
 
 
 def test_an_exception_marks_the_run_as_failed(tmp_path, server):

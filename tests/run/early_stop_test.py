@@ -83,6 +83,8 @@ def test_the_next_start_may_ask_for_something_else():
     'The run has ended early: x was 1 after rollout 3, and none of the 2 '
     'measurements since then is better. early_stop.patience=3 or more goes on.'
   )
+  one = waiting._replace(since=1).reason_to_end(EarlyStopSpec('x', 'max', 1, 0))
+  assert 'and the one measurement since then is not better. early_' in one
   little = EarlyStopSpec('x', 'max', 2, 0.25)
   assert 'is better by more than 0.25.' in waiting.reason_to_end(little)
   for other in (
