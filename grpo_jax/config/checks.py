@@ -135,6 +135,7 @@ _KNOWN = {
 
 # A name or a password before the host of an address.
 _PASSWORD = re.compile(r'//[^/@]*@')
+
 # Named optimizers, and those fields of Adam's that each of them reads.
 _OPTIMIZERS = {
   'adamw': ('b1', 'b2', 'epsilon'),
