@@ -5,10 +5,12 @@ Gemma 3 1B, tuned to follow instructions, on the problems of GSM8K, by GRPO.
 Hardware: a TPU host of 4 chips, or one GPU of 80 GB. Not yet run, so no figure
 can be promised.
 
-- Weights: the Hugging Face folder `models/gemma-3-1b-it`
-  (`--config.model.path`).
-- Problems: the official JSONL files of GSM8K, in `data/gsm8k`
-  (`--config.data.train`, `--config.data.heldout`).
+- Weights: `google/gemma-3-1b-it` on the Hugging Face Hub (gated: accept its
+  terms there, and set HF_TOKEN).
+- Problems: `openai/gsm8k`, its splits train and test.
+
+Both are downloaded by the first start; `--config.model.path` and
+`--config.data.train` take folders and files too.
 """
 
 from ml_collections import ConfigDict
@@ -21,12 +23,16 @@ def get_config() -> ConfigDict:
   config = default()
   config.steps = 500
 
-  config.model.path = 'models/gemma-3-1b-it'
+  config.model.path = 'google/gemma-3-1b-it'
   config.model.compute_dtype = 'bfloat16'
   config.model.remat = 'layer'
 
-  config.data.train = 'data/gsm8k/train.jsonl'
-  config.data.heldout = 'data/gsm8k/test.jsonl'
+  config.data.train = (
+    {'name': 'hf:openai/gsm8k', 'kwargs': {'config': 'main'}},
+  )
+  config.data.heldout = (
+    {'name': 'hf:openai/gsm8k', 'kwargs': {'config': 'main', 'split': 'test'}},
+  )
   config.data.prompt_field = 'question'
   config.data.answer_field = 'answer'
   config.data.tokenizer = ''

@@ -5,10 +5,11 @@ Qwen2.5-0.5B-Instruct on the word problems of GSM8K, by Dr. GRPO.
 Hardware: one GPU of 80 GB, or one TPU host. Not yet run, so no figure can be
 promised.
 
-- Weights: the Hugging Face folder `models/Qwen2.5-0.5B-Instruct`
-  (`--config.model.path`).
-- Problems: the official JSONL files of GSM8K, in `data/gsm8k`
-  (`--config.data.train`, `--config.data.heldout`).
+- Weights: `Qwen/Qwen2.5-0.5B-Instruct` on the Hugging Face Hub.
+- Problems: `openai/gsm8k`, its splits train and test.
+
+Both are downloaded by the first start; `--config.model.path` and
+`--config.data.train` take folders and files too.
 """
 
 from ml_collections import ConfigDict
@@ -21,12 +22,16 @@ def get_config() -> ConfigDict:
   config = default()
   config.steps = 500
 
-  config.model.path = 'models/Qwen2.5-0.5B-Instruct'
+  config.model.path = 'Qwen/Qwen2.5-0.5B-Instruct'
   config.model.compute_dtype = 'bfloat16'
   config.model.remat = 'layer'
 
-  config.data.train = 'data/gsm8k/train.jsonl'
-  config.data.heldout = 'data/gsm8k/test.jsonl'
+  config.data.train = (
+    {'name': 'hf:openai/gsm8k', 'kwargs': {'config': 'main'}},
+  )
+  config.data.heldout = (
+    {'name': 'hf:openai/gsm8k', 'kwargs': {'config': 'main', 'split': 'test'}},
+  )
   config.data.prompt_field = 'question'
   config.data.answer_field = 'answer'
   config.data.tokenizer = ''

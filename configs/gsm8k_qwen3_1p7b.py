@@ -5,9 +5,11 @@ Qwen3-1.7B, without its thinking mode, on the word problems of GSM8K, by DAPO.
 Hardware: a TPU host of 4 chips, or 4 GPUs of 80 GB. Not yet run, so no figure
 can be promised.
 
-- Weights: the Hugging Face folder `models/Qwen3-1.7B` (`--config.model.path`).
-- Problems: the official JSONL files of GSM8K, in `data/gsm8k`
-  (`--config.data.train`, `--config.data.heldout`).
+- Weights: `Qwen/Qwen3-1.7B` on the Hugging Face Hub.
+- Problems: `openai/gsm8k`, its splits train and test.
+
+Both are downloaded by the first start; `--config.model.path` and
+`--config.data.train` take folders and files too.
 """
 
 from ml_collections import ConfigDict
@@ -20,12 +22,16 @@ def get_config() -> ConfigDict:
   config = default()
   config.steps = 500
 
-  config.model.path = 'models/Qwen3-1.7B'
+  config.model.path = 'Qwen/Qwen3-1.7B'
   config.model.compute_dtype = 'bfloat16'
   config.model.remat = 'layer'
 
-  config.data.train = 'data/gsm8k/train.jsonl'
-  config.data.heldout = 'data/gsm8k/test.jsonl'
+  config.data.train = (
+    {'name': 'hf:openai/gsm8k', 'kwargs': {'config': 'main'}},
+  )
+  config.data.heldout = (
+    {'name': 'hf:openai/gsm8k', 'kwargs': {'config': 'main', 'split': 'test'}},
+  )
   config.data.prompt_field = 'question'
   config.data.answer_field = 'answer'
   config.data.tokenizer = ''

@@ -5,11 +5,12 @@ Llama-3.2-3B-Instruct on the problems of MATH, by GSPO.
 Hardware: a TPU slice of 8 chips, or 8 GPUs of 80 GB. Not yet run, so no figure
 can be promised.
 
-- Weights: the Hugging Face folder `models/Llama-3.2-3B-Instruct`
-  (`--config.model.path`).
-- Problems: MATH as JSONL files with `problem` and `solution` in every line, in
-  `data/math` (`--config.data.train`, `--config.data.heldout`). The official
-  release has a file for each problem, to be put together first.
+- Weights: `meta-llama/Llama-3.2-3B-Instruct` on the Hugging Face Hub (gated:
+  accept its terms there, and set HF_TOKEN).
+- Problems: `DigitalLearningGmbH/MATH-lighteval`, its splits train and test.
+
+Both are downloaded by the first start; `--config.model.path` and
+`--config.data.train` take folders and files too.
 """
 
 from ml_collections import ConfigDict
@@ -22,12 +23,17 @@ def get_config() -> ConfigDict:
   config = default()
   config.steps = 500
 
-  config.model.path = 'models/Llama-3.2-3B-Instruct'
+  config.model.path = 'meta-llama/Llama-3.2-3B-Instruct'
   config.model.compute_dtype = 'bfloat16'
   config.model.remat = 'layer'
 
-  config.data.train = 'data/math/train.jsonl'
-  config.data.heldout = 'data/math/test.jsonl'
+  config.data.train = 'hf:DigitalLearningGmbH/MATH-lighteval'
+  config.data.heldout = (
+    {
+      'name': 'hf:DigitalLearningGmbH/MATH-lighteval',
+      'kwargs': {'split': 'test'},
+    },
+  )
   config.data.prompt_field = 'problem'
   config.data.answer_field = 'solution'
   config.data.tokenizer = ''

@@ -7,11 +7,11 @@ whose ratio of whole completions bears routers that disagree
 Hardware: a TPU slice of 64 chips of 32 GB, which is several hosts. Not yet run,
 so no figure can be promised.
 
-- Weights: the Hugging Face folder `models/Qwen3-30B-A3B`
-  (`--config.model.path`).
-- Problems: MATH as JSONL files with `problem` and `solution` in every line, in
-  `data/math` (`--config.data.train`, `--config.data.heldout`). The official
-  release has a file for each problem, to be put together first.
+- Weights: `Qwen/Qwen3-30B-A3B` on the Hugging Face Hub.
+- Problems: `DigitalLearningGmbH/MATH-lighteval`, its splits train and test.
+
+Both are downloaded by the first start; `--config.model.path` and
+`--config.data.train` take folders and files too.
 """
 
 from ml_collections import ConfigDict
@@ -24,12 +24,17 @@ def get_config() -> ConfigDict:
   config = default()
   config.steps = 500
 
-  config.model.path = 'models/Qwen3-30B-A3B'
+  config.model.path = 'Qwen/Qwen3-30B-A3B'
   config.model.compute_dtype = 'bfloat16'
   config.model.remat = 'layer'
 
-  config.data.train = 'data/math/train.jsonl'
-  config.data.heldout = 'data/math/test.jsonl'
+  config.data.train = 'hf:DigitalLearningGmbH/MATH-lighteval'
+  config.data.heldout = (
+    {
+      'name': 'hf:DigitalLearningGmbH/MATH-lighteval',
+      'kwargs': {'split': 'test'},
+    },
+  )
   config.data.prompt_field = 'problem'
   config.data.answer_field = 'solution'
   config.data.tokenizer = ''

@@ -4,15 +4,26 @@
 #   launch/gke.sh COMMAND --name=NAME [OPTION...] [-- ARG...]
 #
 # Commands:
+#   build    builds the container image with launch/Dockerfile, and pushes it
 #   run      fills in gke_jobset.yaml and creates the JobSet; ARG... is what
 #            follows `grpo-jax`, as in `-- train --config=...`
 #   status   shows the JobSet, with the number of its restarts, and its pods
 #   logs     follows the log of the first process
-#   delete   lets the run save and end, and removes the JobSet. The nodes stay,
-#            and cost money, until their node pool is deleted
+#   delete   lets the run save and end, and removes the JobSet and its variables.
+#            The nodes stay, and cost money, until their node pool is deleted
 #
 # Options and their defaults:
-#   --image=IMAGE             the container image, made with launch/Dockerfile
+#   --image=IMAGE             the container image, that `build` has made
+#   --extras=wandb,math       extras of pyproject.toml that build installs, beside
+#                             tpu and gcs
+#   --code=FOLDER             a folder of your own, with configs, rewards and
+#                             losses, that build puts into the image under its own
+#                             name; its requirements.txt is installed, if it has one
+#   --code_revision=COMMIT    that commit of the folder, which is in a repository of
+#                             git, instead of the files in it
+#   --env=HF_TOKEN,...        names of variables that the run gets. Their values are
+#                             those of your environment; they are never printed, and
+#                             lie in a Secret of Kubernetes, until delete
 #   --accelerator=tpu-v5-lite-podslice   TPU type of a slice, as GKE names it
 #   --topology=4x4            chips of a slice
 #   --chips_per_host=4        chips of one host of a slice
@@ -25,11 +36,13 @@
 #   --namespace=default       namespace of Kubernetes
 #   --dry_run                 prints every command and runs none
 set -euo pipefail
+here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/dry_run.sh
 source launch/options.sh
 
 name='' image='' accelerator=tpu-v5-lite-podslice topology=4x4 chips_per_host=4
+extras='' code='' code_revision='' env=''
 slices=1 spot='' max_restarts=20 service_account=default namespace=default
 dry_run=''
 
@@ -56,14 +69,47 @@ listed() {
 fill() { sed "s|\\\$$1\$|$(printf '%s' "$2" | sed 's/[\\|&]/\\&/g')|"; }
 
 manifest() {
-  local drop='/^#/d; /--spot$/d'
-  if [ -n "$spot" ]; then drop='/^#/d'; fi
+  local drop='/^#/d'
+  if [ -z "$spot" ]; then drop="$drop; /--spot\$/d"; fi
+  if [ -z "$env" ]; then drop="$drop; /--env\$/d"; fi
+  drop="$drop; s/ # only with --env\$//"
   sed "$drop" launch/gke_jobset.yaml |
     fill NAME "$name" | fill IMAGE "$image" | fill ACCELERATOR "$accelerator" |
     fill TOPOLOGY "$topology" | fill CHIPS_PER_HOST "$chips_per_host" |
     fill HOSTS "$hosts" | fill SLICES "$slices" |
-    fill MAX_RESTARTS "$max_restarts" |
+    fill MAX_RESTARTS "$max_restarts" | fill SECRET "$name-env" |
     fill SERVICE_ACCOUNT "$service_account" | fill ARGS "$(listed "$@")"
+}
+
+# A Secret with the values of --env, which are not printed in a dry run.
+secret() {
+  local word value
+  printf 'apiVersion: v1\nkind: Secret\nmetadata:\n  name: %s-env\n' "$name"
+  printf 'type: Opaque\ndata:\n'
+  for word in ${env//,/ }; do
+    value='(not printed)'
+    if [ -z "$dry_run" ]; then
+      value=$(printf %s "${!word}" | base64 | tr -d '\n')
+    fi
+    printf '  %s: %s\n' "$word" "$value"
+  done
+}
+
+build() {
+  local options=(--build-arg=EXTRA=tpu${extras:+,$extras}) place=$code made=''
+  if [ -n "$code_revision" ]; then
+    place=${TMPDIR:-/tmp}/grpo_jax-code
+    if [ -z "$dry_run" ]; then place=$(mktemp -d) made=$place; fi
+    pack_code "$place.tar.gz"
+    go tar -xzf "$place.tar.gz" --directory="$place"
+    place=$place/$folder
+  fi
+  if [ -n "$code" ]; then
+    options+=(--build-arg=CODE="$folder" --build-context=code="$place")
+  fi
+  go docker build --file=launch/Dockerfile "${options[@]}" --tag="$image" .
+  if [ -n "$made" ]; then rm -rf "$made" "$made.tar.gz"; fi
+  go docker push "$image"
 }
 
 command=${1:-}
@@ -72,7 +118,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --name=* | --image=* | --accelerator=* | --topology=* | --slices=* | \
       --chips_per_host=* | --max_restarts=* | --service_account=* | \
-      --namespace=*)
+      --namespace=* | --extras=* | --code=* | --code_revision=* | --env=*)
       key=${1%%=*}
       printf -v "${key#--}" %s "${1#*=}"
       ;;
@@ -88,6 +134,10 @@ done
 if [ -n "$dry_run" ]; then exec 3>&1; else exec 3>&2; fi
 whole 1 slices chips_per_host
 whole 0 max_restarts
+check_extras
+check_env
+[ -z "$code" ] || code=$(path_from "$here" "$code")
+check_code
 label=jobset.sigs.k8s.io/jobset-name=$name
 
 case $command in
@@ -109,6 +159,12 @@ case $command in
         "--chips_per_host=$chips_per_host."
     fi
     hosts=$((chips / chips_per_host))
+    if [ -n "$env" ]; then
+      # On the server's side, so that no annotation has the values too.
+      go kubectl apply --namespace="$namespace" --server-side \
+        --force-conflicts --filename=- < <(secret)
+      [ -z "$dry_run" ] || secret
+    fi
     # Strict: an older JobSet that lacks a field would start again for ever.
     go kubectl create --namespace="$namespace" --validate=strict --filename=- \
       < <(manifest "$@")
@@ -124,7 +180,15 @@ case $command in
     go kubectl logs --namespace="$namespace" --selector="$label,$first" \
       --follow --tail=100
     ;;
-  delete) go kubectl delete jobset "$name" --namespace="$namespace" ;;
+  delete)
+    go kubectl delete jobset "$name" --namespace="$namespace"
+    go kubectl delete secret "$name-env" --namespace="$namespace" \
+      --ignore-not-found
+    ;;
+  build)
+    [ -n "$image" ] || refuse 'build needs --image.'
+    build
+    ;;
   help | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' launch/gke.sh ;;
   *) refuse "got '$command'; launch/gke.sh help lists the commands." ;;
 esac

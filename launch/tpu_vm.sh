@@ -25,11 +25,22 @@
 # Options and their defaults:
 #   --project=PROJECT       project of Google Cloud; the default is that of gcloud
 #   --type=v5litepod-16     accelerator type of a slice
-#   --runtime=v2-alpha-tpuv5-lite   software version of the TPU VMs
+#   --runtime=VERSION       software version of the TPU VMs; the default is the one
+#                           that fits the type
 #   --slices=1              slices of that type (set config.mesh.slices too)
 #   --spot                  cheaper machines, which may be taken away at any time
 #   --revision=HEAD         the commit that setup copies
 #   --files=gs://BUCKET/files   models and data that setup adds to the checkout
+#   --extras=wandb,math     extras of pyproject.toml that setup installs, beside tpu
+#                           and gcs
+#   --code=FOLDER           a folder of your own, with configs, rewards and losses,
+#                           that setup copies into the checkout under its own name;
+#                           its requirements.txt is installed, if it has one
+#   --code_revision=COMMIT  that commit of the folder, which is in a repository of
+#                           git, instead of the files in it
+#   --env=HF_TOKEN,...      names of variables that the run gets. Their values are
+#                           those of your environment; they are never printed, and
+#                           a worker deletes their file when it has read it
 #   --slice=0 --worker=0    the worker whose log is followed
 #   --max_restarts=20       how often watch starts the run again. It counts from 0
 #                           after a run of ten minutes
@@ -37,12 +48,14 @@
 #   --delete_after          watch deletes the machines when the run has ended
 #   --dry_run               prints every command and runs none
 set -euo pipefail
+here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/start_again.sh
 source launch/dry_run.sh
 source launch/options.sh
 
-name='' zone='' project='' type=v5litepod-16 runtime=v2-alpha-tpuv5-lite
+name='' zone='' project='' type=v5litepod-16 runtime='' extras='' env=''
+code='' code_revision='' secret=''
 slices=1 spot='' revision=HEAD files='' slice=0 worker=0
 max_restarts=20 poll_secs=30 delete_after='' dry_run=''
 
@@ -63,6 +76,38 @@ ask() {
   read -r answer <&4
   echo "#   as if the answer were: $answer" >&3
   echo "$answer"
+}
+
+# software TYPE: the software version for machines with such accelerators, by the page
+# "TPU software versions" of Cloud TPU.
+software() {
+  case $1 in
+    v2-* | v3-* | v4-*) echo tpu-ubuntu2204-base ;;
+    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+    v5p-*) echo v2-alpha-tpuv5 ;;
+    v6e-*) echo v2-alpha-tpuv6e ;;
+  esac
+}
+
+# Refuses a type that Cloud TPU does not have, and a software version that is for
+# other machines. One that is not known here may be new.
+check_runtime() {
+  local other
+  case $type in
+    v5e-*) refuse "--type=$type; Cloud TPU calls it v5litepod-${type#*-}." ;;
+    tpu7x* | v7x*) refuse "--type=$type; TPU7x is to be had in GKE alone: gke.sh." ;;
+  esac
+  if [ -z "$fits" ] || ! [[ ${type#*-} =~ ^[1-9][0-9]*$ ]]; then
+    refuse "--type=$type is no accelerator type of Cloud TPU; give one such as" \
+      'v5litepod-16, v5p-128 or v6e-8.'
+  fi
+  if [ "$runtime" = "$fits" ]; then return; fi
+  for other in v4 v5litepod v5p v6e; do
+    if [ "$runtime" = "$(software "$other-8")" ]; then
+      refuse "--runtime=$runtime is for $other, and --type=$type needs $fits;" \
+        'leave --runtime out.'
+    fi
+  done
 }
 
 pause() { [ -n "$dry_run" ] || sleep "$poll_secs"; }
@@ -126,7 +171,7 @@ commit() {
 }
 
 setup() {
-  local now told node wanted archive=${TMPDIR:-/tmp}/grpo_jax-$name.tar.gz
+  local now told node wanted given=() archive=${TMPDIR:-/tmp}/grpo_jax-$name.tar.gz
   now=$(state)
   while [ "$now" != ACTIVE ]; do
     case $now in
@@ -155,9 +200,50 @@ setup() {
   if [ -n "$files" ]; then
     ssh_all go "$(quoted gcloud storage rsync --recursive "$files" grpo_jax)"
   fi
-  on_all setup
+  send_code
+  if [ -n "$extras$folder" ]; then given=("$extras" "$folder"); fi
+  on_all setup ${given[@]+"${given[@]}"}
   verify "$wanted"
 }
+
+# Copies the folder of --code to all workers, beside `configs`.
+send_code() {
+  [ -n "$code" ] || return 0
+  local node archive=${TMPDIR:-/tmp}/grpo_jax-$name-code.tar.gz
+  pack_code "$archive"
+  for node in $(nodes); do
+    go gcloud compute tpus tpu-vm scp "$archive" "$node:grpo_jax_code.tar.gz" \
+      "${where[@]}" --worker=all
+  done
+  ssh_all go 'tar -xzf grpo_jax_code.tar.gz -C grpo_jax'
+}
+
+# Copies the values of --env to all workers, in a file that its owner alone may
+# read. worker.sh deletes it when it has read it. So no value is in a command, which
+# others see in the list of processes, and which gcloud writes into its logs.
+send_env() {
+  [ -n "$env" ] || return 0
+  local node word file=${TMPDIR:-/tmp}/grpo_jax-$name.XXXXXX
+  if [ -z "$dry_run" ]; then
+    file=$(mktemp "$file")
+    secret=$file
+    for word in ${env//,/ }; do
+      printf 'export %s=%q\n' "$word" "${!word}" >>"$file"
+    done
+  fi
+  for node in $(nodes); do
+    go gcloud compute tpus tpu-vm scp "$file" "$node:grpo_jax.env" \
+      "${where[@]}" --worker=all
+  done
+  forget
+}
+
+# Deletes the file with values.
+forget() {
+  if [ -n "$secret" ]; then rm -f "$secret"; fi
+  secret=''
+}
+trap forget EXIT
 
 # verify COMMIT: compares what every worker has installed with what was asked for.
 verify() {
@@ -260,6 +346,10 @@ watch() {
   # After a preemption the same code goes on, whatever is committed meanwhile.
   revision=$(commit)
   options+=(--revision="$revision")
+  if [ -n "$code_revision" ]; then
+    code_revision=$(commit_of_code)
+    options+=(--code_revision="$code_revision")
+  fi
   while true; do
     step=$(look "$seen")
     case $step in wait | on) ;; *) echo "== $step" >&3 ;; esac
@@ -312,7 +402,8 @@ while [ $# -gt 1 ]; do
   shift
   case $1 in
     --name=* | --zone=* | --project=* | --type=* | --runtime=* | --slices=* | \
-      --revision=* | --files=* | --slice=* | --worker=* | --max_restarts=* | \
+      --revision=* | --files=* | --extras=* | --code=* | \
+      --code_revision=* | --env=* | --slice=* | --worker=* | --max_restarts=* | \
       --poll_secs=*)
       key=${1%%=*}
       printf -v "${key#--}" %s "${1#*=}"
@@ -332,6 +423,16 @@ whole 0 slice worker max_restarts
 if [ "$slice" -ge "$slices" ]; then
   refuse "--slice=$slice with --slices=$slices; the first slice is 0."
 fi
+check_extras
+check_env
+if [ -n "$code" ]; then
+  code=$(path_from "$here" "$code")
+  options+=(--code="$code")
+fi
+check_code
+fits=$(software "$type")
+runtime=${runtime:-$fits}
+check_runtime
 where=(--zone="$zone" ${project:+--project="$project"})
 if [ -n "$dry_run" ]; then exec 3>&1; else exec 3>&2; fi
 
@@ -372,8 +473,14 @@ esac
 exec 4< <(printf '%s\n' "${story[@]}" "${story[@]}")
 
 case $command in
-  once) on_all once "${arguments[@]}" ;;
-  run) on_all start "${arguments[@]}" ;;
+  once)
+    send_env
+    on_all once "${arguments[@]}"
+    ;;
+  run)
+    send_env
+    on_all start "${arguments[@]}"
+    ;;
   stop) on_all stop ;;
   logs)
     node=$(nodes | sed -n "$((slice + 1))p")

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The part of a run on one TPU VM. tpu_vm.sh calls it over ssh.
 #
-#   worker.sh setup         installs grpo_jax into an environment of its own, if no
-#                           run is going on here
+#   worker.sh setup [EXTRAS [CODE]]   installs grpo_jax with extras into an
+#                           environment of its own, and the requirements.txt of the
+#                           folder CODE, if no run is going on here
 #   worker.sh revision      prints `revision: HOST COMMIT`: what setup has installed
 #   worker.sh start ARG...  starts `grpo-jax ARG...`, which outlives the ssh
 #   worker.sh once ARG...   runs `grpo-jax ARG...` and waits for it
@@ -15,7 +16,8 @@
 #
 # The folder ~/grpo_jax_run has the log, the exit code and the process ids. The
 # process `hold` waits for the run and has the lock there, so a run that a reboot
-# has ended is not taken for running.
+# has ended is not taken for running. Variables for the run come in the file
+# ~/grpo_jax.env, which is deleted as soon as it is read.
 set -euo pipefail
 place=${GRPO_JAX_PLACE:-$HOME/grpo_jax_run}
 venv=${GRPO_JAX_VENV:-$HOME/grpo_jax_venv}
@@ -70,15 +72,29 @@ archived() {
     sed -n 's/^.* comment=\([0-9a-f]\{40,\}\)$/\1/p' | head -n 1
 }
 
+# Sets the variables that tpu_vm.sh has sent.
+take_env() {
+  local file=${GRPO_JAX_ENV:-$HOME/grpo_jax.env}
+  if [ ! -f "$file" ]; then return; fi
+  # shellcheck disable=SC1090
+  source "$file"
+  rm -f "$file"
+}
+
 setup() {
-  local commit installed
+  local commit installed extras=${1:-} code=${2:-}
   refuse_if_running
   commit=$(LC_ALL=C archived)
   # The Python of these machines may be too old, so uv brings one.
   PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
   rm -rf "$venv"
   "$HOME/.local/bin/uv" venv --quiet --python=3.12 "$venv"
-  "$HOME/.local/bin/uv" pip install --quiet --python="$venv" "${PWD}[tpu,gcs]"
+  "$HOME/.local/bin/uv" pip install --quiet --python="$venv" \
+    "${PWD}[tpu,gcs${extras:+,$extras}]"
+  if [ -n "$code" ] && [ -f "$code/requirements.txt" ]; then
+    "$HOME/.local/bin/uv" pip install --quiet --python="$venv" \
+      --requirement="$code/requirements.txt"
+  fi
   # `-I`: the package that is installed, and not the one in this folder.
   installed=$("$venv/bin/python" -I -c 'from importlib import util
 print(util.find_spec("grpo_jax").submodule_search_locations[0])')
@@ -172,6 +188,7 @@ kill_run() {
 # Relative paths in the command begin at the checkout.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 set -- "${1:-status}" "${@:2}"
+case $1 in start | once) take_env ;; esac
 case $1 in
   setup | revision | start | hold | status | stop) "$@" ;;
   once)

@@ -91,6 +91,7 @@ HEAVY = {
   'rich': {'monitor'},  # by the live display, which `screen` imports
   'tensorboardX': set(),
   'wandb': set(),
+  'mlflow': set(),
   'scipy': set(),
   'flax': {'models'},
   'optax': {'optim', 'learner', 'diagnostics', 'lab'},

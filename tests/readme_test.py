@@ -95,6 +95,7 @@ def test_the_worked_file_trains(tmp_path, monkeypatch, capsys):
   assert "'prompt': '372='" in printed[-1]
 
 
+@pytest.mark.long
 def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
   """With fewer and smaller rollouts."""
   smaller = {

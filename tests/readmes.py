@@ -19,6 +19,7 @@ from grpo_jax.commands import table as command_line
 from grpo_jax.config import Config
 from grpo_jax.lab import audits
 from tests.commands import data_example
+from tests.data import peer_files
 from tests.data import reasoning_gym_table
 from tests.lab.studies import measured
 from tests.launch import scaling
@@ -118,6 +119,7 @@ PARTS = {
   'papers': ('grpo_jax/losses/README.md', papers),
   'methods': ('grpo_jax/losses/README.md', methods),
   'claims': ('grpo_jax/lab/studies/README.md', measured.markdown),
+  'shapes': ('grpo_jax/data/README.md', peer_files.markdown),
   'reasoning_gym': (
     'grpo_jax/data/README.md',
     reasoning_gym_table.markdown,

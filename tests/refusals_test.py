@@ -172,6 +172,13 @@ CONFIG = [
   ({'log.display': 'x'}, "log.display='x'"),
   ({'log.samples': -1}, 'log.samples=-1'),
   ({'log.wandb_mode': 'x'}, "log.wandb_mode='x'"),
+  ({'log.mlflow_uri': 'http://a:b@c'}, 'log.mlflow_uri with a name and'),
+  ({'early_stop.mode': 'most'}, "early_stop.mode='most'; give one of max"),
+  ({'early_stop.patience': 0}, 'early_stop.patience=0'),
+  (
+    {'early_stop.least_improvement': -0.1},
+    'early_stop.least_improvement=-0.1',
+  ),
   ({'log.completions_every_steps': -1}, 'log.completions_every_steps=-1'),
   (
     {'log.token_effects': True, 'log.completions_every_steps': 0},
@@ -191,16 +198,15 @@ ANY_VALUE = {
   'sampler.stop_strings', 'sampler.retire_solved',
   'optim.offload', 'learner.compute_all', 'reference.offload',
   'evaluation.answer', 'log.tensorboard', 'log.wandb_project',
-  'log.expected_prefixes',
+  'log.mlflow_experiment', 'log.expected_prefixes',
 }  # fmt: skip
 # Refused where the model, the mesh or the method is built: see below, and
 # method_test.py.
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
-  'optim.kwargs',
-  'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context',
-  'mesh.slices',
+  'early_stop.metric', 'optim.kwargs', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
+  'mesh.expert', 'mesh.context', 'mesh.slices',
 }  # fmt: skip
 
 
@@ -598,6 +604,41 @@ def test_an_unknown_best_metric_is_refused(name):
 def test_a_metric_that_a_run_may_have_is_not(name):
   config = with_fields({'checkpoint.best_metric': name})
   limits.check_best_metric(config, ['exact_match'])
+
+
+EARLY = 'early_stop.metric'
+
+
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    ({EARLY: 'reward_mean'}, "'reward_mean' is no metric .* such as 'reward"),
+    (
+      {EARLY: 'heldout_accuracy', 'data.heldout': ''},
+      "with data.heldout='' there are none",
+    ),
+    (
+      {EARLY: 'heldout_accuracy', 'evaluation.every_steps': 0},
+      'with evaluation.every_steps=0 there are none',
+    ),
+  ],
+)
+def test_a_metric_that_cannot_end_a_run_early_is_refused(fields, words):
+  with pytest.raises(ValueError, match=f'config.early_stop.metric=.*{words}'):
+    limits.check_early_stop(with_fields(fields), ['exact_match'])
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {EARLY: '', 'data.heldout': ''},
+    {EARLY: 'reward/exact_match', 'data.heldout': ''},
+    {EARLY: 'heldout_accuracy'},
+    {EARLY: 'mine', 'learner.method': 'tests.own:method'},
+  ],
+)
+def test_a_metric_that_can_is_not(fields):
+  limits.check_early_stop(with_fields(fields), ['exact_match'])
 
 
 def test_they_are_refused_at_the_start_of_a_run(tmp_path):

@@ -1,12 +1,22 @@
 """`grpo-jax convert`: a model as a Hugging Face folder."""
 
+import pathlib
+
+from grpo_jax.commands import card
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
+from grpo_jax.data import hub
 from grpo_jax.run import export
 
 
 def run(arguments: Arguments) -> None:
   """`grpo-jax convert`."""
+  to, public = arguments.push, arguments.public
+  if to:  # before the model is read
+    to = hub.check_push(to, public, arguments.overwrite)
+  elif public or arguments.overwrite:
+    flag = '--public' if public else '--overwrite'
+    raise ValueError(f'{flag} is of what is pushed; give --push=owner/name.')
   done = export.convert(
     arguments.source,
     arguments.folder,
@@ -15,7 +25,24 @@ def run(arguments: Arguments) -> None:
     arguments.shard_gb,
     arguments.adapter,
   )
-  printing.show_json(done._asdict()) if arguments.json else show(done)
+  pushed = {}
+  if to:
+    is_run = done.checkpoint is not None
+    card.write(
+      pathlib.Path(done.folder),
+      to,
+      arguments.source if is_run else '',
+      done.checkpoint,
+      arguments.adapter,
+    )
+    message = f'{done.checkpoint} rollouts' if is_run else 'A model'
+    pushed['pushed'] = hub.push(done.folder, to, public, message)
+  if arguments.json:
+    printing.show_json(done._asdict() | pushed)
+    return
+  show(done)
+  if to:
+    printing.say(f'pushed to {pushed["pushed"]}')
 
 
 def show(done: export.Written) -> None:

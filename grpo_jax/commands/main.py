@@ -24,6 +24,7 @@ from grpo_jax.commands import options
 from grpo_jax.commands import printing
 from grpo_jax.commands import table
 from grpo_jax.commands import together
+from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.hosts import stop_signal
 
@@ -45,6 +46,7 @@ def main(words: Sequence[str]) -> int:
   try:
     with stop_signal.no_exit():  # a config file is code too
       read = arguments.read(words)
+      _look_up(read)
       module, _, name = table.COMMANDS[read.command].run.partition(':')
       command = importlib.import_module(f'grpo_jax.commands.{module}')
       return getattr(command, name)(read) or 0
@@ -56,6 +58,16 @@ def main(words: Sequence[str]) -> int:
     if printing.sentence(error) is None:
       raise
     return _refuse(error)
+
+
+def _look_up(read: arguments.Arguments) -> None:
+  """Looks up the names in a config, before seconds go into importing JAX."""
+  if read.command not in ('train', 'eval', 'sample'):
+    return
+  from grpo_jax.run.build import names
+
+  look_up = {'eval': names.check_evaluation, 'sample': names.check_model}
+  look_up.get(read.command, names.check)(read.config)
 
 
 def _information(words: Sequence[str]) -> str:
@@ -152,6 +164,8 @@ def run() -> NoReturn:
     logging_lib.lastResort.setFormatter(_Plain())
   warnings.formatwarning = _warning
   printing.prepare_streams()
+  # As for `python -m grpo_jax`: a console script lacks the current directory.
+  importing.add_folder('.')
   _prepare_process()
   words = sys.argv[1:]
   # Only a training run has something to save when a signal comes.

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 import dataclasses
 import math
+import os
 import sys
+import textwrap
 from typing import Any
 
 from grpo_jax.commands import printing
@@ -15,6 +17,7 @@ from grpo_jax.planning import plan as plans
 from grpo_jax.planning import roofline
 from grpo_jax.planning import search
 from grpo_jax.planning import topologies
+from grpo_jax.planning import waste
 from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import GIB
 
@@ -24,6 +27,7 @@ _RESOURCES = {
   'ici': 'ICI',
   'dcn': 'DCN',
 }
+_MOST_SHOWN = 20  # meshes of a search
 
 
 def run(arguments: Arguments) -> None:
@@ -59,8 +63,17 @@ def run(arguments: Arguments) -> None:
   config = with_mesh(arguments.config, arguments.mesh, arguments.num_slices)
   topology = topologies.named(arguments.topology, config.mesh.slices)
   if not number:
-    made = plans.plan(config, topology, arguments.estimate, _tell)
-    write(to_json(made, price)) if write else show(made, price)
+    made = plans.plan(config, topology, estimate=True)
+    if not write:
+      if arguments.topology != topology.name:
+        printing.show(f'{arguments.topology} is {topology.name}.')
+      show(made, price)
+    if not arguments.estimate:
+      made = plans.compiled(made, _tell, _announce)
+      if not write:
+        show_compiled(made, price)
+    if write:
+      write(to_json(made, price))
     return
   print('trying all meshes by arithmetic', file=sys.stderr, flush=True)
   ranked = search.best(config, topology, number, arguments.estimate, _tell)
@@ -74,6 +87,23 @@ def run(arguments: Arguments) -> None:
   else:
     show_ranked(ranked)
     show(ranked[0].plan, price)
+
+
+def _announce(made: Plan) -> None:
+  """Says what is compiled now, and how long it may take."""
+  names = ', '.join(one.name for one in made.programs)
+  done, secs = ('compiled', 'half a minute to ten minutes')
+  if not made.topology.is_tpu:
+    done, secs = 'lowered', 'some seconds to a minute'
+  cores = len(os.sched_getaffinity(0))
+  text = (
+    f'Now {len(made.programs)} programs are {done} for {made.topology.name}: '
+    f'{names}. A large model takes {secs} for each, and {cores} run at a time '
+    '(one for each core). What was compiled once is kept. Ctrl-C leaves it at '
+    'the estimates; --estimate gives nothing else.'
+  )
+  lines = textwrap.wrap(text, min(printing.columns(), 80))
+  print('\n'.join(['', *lines]), file=sys.stderr, flush=True)
 
 
 def with_mesh(config: Config, sizes: str, slices: int | None) -> Config:
@@ -142,14 +172,21 @@ def _cost(made: Plan, price: float) -> float:
 
 def show(made: Plan, price: float | None = None) -> None:
   """Prints a plan for a person; see `to_json`."""
-  printing.show(
-    _what(made),
-    '',
-    _memory(made),
-    _work(made),
-    _sent(made),
-    *_verdict(made, price),
-  )
+  printing.show(_what(made), '', *_figures(made), *_verdict(made, price))
+  sys.stdout.flush()
+
+
+def show_compiled(made: Plan, price: float | None = None) -> None:
+  """Prints what is known of a plan beyond its estimate; see `to_json`."""
+  if made.topology.is_tpu:
+    shown = ['Compiled', '', *_figures(made)]
+  else:  # the tables of memory and of what is sent are those of the estimate
+    shown = ['Lowered', '', *_work(made)]
+  printing.show('', *shown, *_verdict(made, price))
+
+
+def _figures(made: Plan) -> list[Any]:
+  return [*_memory(made), *_work(made), *_sent(made)]
 
 
 def _what(made: Plan) -> str:
@@ -159,7 +196,8 @@ def _what(made: Plan) -> str:
   slices = f'{topology.slices} x ' if topology.slices > 1 else ''
   return (
     f'{counted.weights.number / 1e9:.2f} billion parameters on {slices}'
-    f'{topology.name} ({topology.number} devices, on each '
+    f'{topology.name} ({topology.number} device'
+    f'{"s" * (topology.number > 1)}, on each '
     f'{made.capacity / GIB:g} GiB for programs), mesh {mesh}; '
     f'{counted.prompts} prompts x {counted.group}, '
     f'{counted.prompt_tokens} + {counted.tokens} tokens.'
@@ -201,33 +239,41 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
       f'At {price:g} for a chip and hour, a million completion tokens cost '
       f'{_cost(made, price):.3g} or more.'
     )
-  return said + [f'- {sentence}' for sentence in plans.advice(made)]
+  wasted = waste.sentences(made.counted, made.topology.number)
+  return said + [_point(text) for text in (*wasted, *plans.advice(made))]
+
+
+def _point(text: str) -> str:
+  """A sentence of a list, as wide as the terminal."""
+  return textwrap.fill(f'- {text}', printing.columns(), subsequent_indent='  ')
 
 
 def show_ranked(ranked: Sequence[search.Candidate]) -> None:
   """Prints the meshes of a search, the best first."""
-  names = (
-    'data', 'fsdp', 'expert', 'tensor', 'rows', 'row tokens', 'GiB',
-    'at least', 'remat', 'fits', 'by',
-  )  # fmt: skip
-  shown = printing.table(names, left=0, pad_edge=True)
-  for column in shown.columns[-3:]:
+  names = 'mesh', 'rows', 'tokens', 'GiB', 'at least', 'remat', 'fits'
+  shown = printing.table(names)
+  for column in shown.columns[-2:]:
     column.justify = 'left'
-  for one in ranked:
+  for one in ranked[:_MOST_SHOWN]:
     made = one.plan
     compiled = made.largest.compiled is not None
-    source = 'compiler' if compiled else 'arithmetic'
     shown.add_row(
-      *map(str, made.mesh.values()),
+      ','.join(f'{k}={n}' for k, n in made.mesh.items() if n > 1) or '1',
       str(made.counted.rows.rows),
       f'{made.counted.rows.columns:,}',
       f'{made.largest.bytes / GIB:.2f}',
       f'{made.bound_secs:.2f} s',
       one.config.model.remat,
-      'yes' if made.fits and made.is_whole else 'no',
-      source,
+      ('yes' if made.fits and made.is_whole else 'no') + '*' * compiled,
     )
-  printing.show(shown, f'The first with {flags_of(ranked[0].config)}')
+  told = (
+    'Rows of a micro-batch and tokens of a row; GiB of the largest program.'
+  )
+  if any(one.plan.largest.compiled is not None for one in ranked):
+    told += ' *: by the compiler.'
+  if rest := len(ranked[_MOST_SHOWN:]):
+    told += f' {rest} more follow, which --json has.'
+  printing.show(shown, told, f'The first with {flags_of(ranked[0].config)}')
 
 
 def flags_of(config: Config) -> str:
@@ -278,23 +324,30 @@ def show_against(found: against.Against) -> None:
   )
 
 
-def _memory(made: Plan):
+def _memory(made: Plan) -> list[Any]:
   """The memory of one device by part, a column for each program."""
   estimated = all(one.collectives is None for one in made.programs)
-  shown = printing.table(
-    ['', *(one.name for one in made.programs)],
-    title='GiB of one device' + ', estimated' * estimated,
-    pad_edge=True,
-  )
   parts = dict.fromkeys(part for one in made.programs for part in one.memory)
+  rows = []
   for part in parts:
     cells = (one.memory.get(part) for one in made.programs)
-    shown.add_row(part, *('' if x is None else _gib(x) for x in cells))
-  shown.add_row('all', *(_gib(one.bytes) for one in made.programs))
-  return shown
+    rows.append([part, *('' if x is None else _gib(x) for x in cells)])
+  return printing.tables(
+    ['', *(one.name for one in made.programs)],
+    [*rows, ['all', *(_gib(one.bytes) for one in made.programs)]],
+    'GiB of one device' + ', estimated by arithmetic' * estimated,
+  )
+
+
+def _tera(flops: float) -> str:
+  """Operations in units of 10^12."""
+  number = flops / 1e12
+  return f'{number:,.0f}' if number >= 100 else f'{number:.3g}'
 
 
 def _time(secs: float) -> str:
+  if not secs:
+    return '0'
   return f'{secs:.3g} s' if secs >= 0.1 else f'{1000 * secs:.3g} ms'
 
 
@@ -302,30 +355,36 @@ def _gib(size: float) -> str:
   return f'{size / GIB:.2f}' if size >= 0.005 * GIB else '<.01'
 
 
-def _work(made: Plan):
+def _work(made: Plan) -> list[Any]:
   """Work and the bound of each program, and the time of each resource."""
   secs = made.secs()
-  resources = [name for name in _RESOURCES if name in secs['train_step']]
+  resources = [
+    name
+    for name in _RESOURCES
+    if any(of.get(name) for of in secs.values())  # one slice sends nothing far
+  ]
   names = [_RESOURCES[name] for name in resources]
-  shown = printing.table(
-    ['', 'calls', 'TFLOP', *names, 'at least', 'share'],
-    title='One device, all calls of a rollout',
-    pad_edge=True,
-  )
+  rows = []
   for one in made.programs:
     least = roofline.bound(secs[one.name])[0]
-    shown.add_row(
-      one.name,
-      str(one.calls),
-      f'{one.work.flops * one.calls / 1e12:.3g}',
-      *(_time(secs[one.name][name]) for name in resources),
-      _time(least),
-      f'{least / made.bound_secs:.0%}',
+    rows.append(
+      [
+        one.name,
+        str(one.calls),
+        _tera(one.work.flops * one.calls),
+        *(_time(secs[one.name][name]) for name in resources),
+        _time(least),
+        f'{least / made.bound_secs:.0%}',
+      ]
     )
-  return shown
+  return printing.tables(
+    ['', 'calls', 'TFLOP', *names, 'at least', 'share'],
+    rows,
+    'One device, all calls of a rollout',
+  )
 
 
-def _sent(made: Plan):
+def _sent(made: Plan) -> list[Any]:
   """What each program sends, by network and kind of collective."""
   sent_by = {}
   for one in made.programs:
@@ -334,17 +393,15 @@ def _sent(made: Plan):
       counted = {'sent at least': sent / GIB}  # by arithmetic
       sent_by[one.name] = plans.collectives(one) or counted
   if not sent_by:
-    return 'Nothing is sent between devices.'
-  shown = printing.table(
-    ['', *sent_by],
-    title='GiB of one device, each call: results of collectives',
-    pad_edge=True,
-  )
+    return ['Nothing is sent between devices.']
+  rows = []
   for kind in dict.fromkeys(
     kind for kinds in sent_by.values() for kind in kinds
   ):
     cells = (kinds.get(kind) for kinds in sent_by.values())
     network, _, rest = kind.partition(' ')
     name = f'{_RESOURCES.get(network, network)} {rest}'
-    shown.add_row(name, *('' if x is None else _gib(x * GIB) for x in cells))
-  return shown
+    rows.append([name, *('' if x is None else _gib(x * GIB) for x in cells)])
+  return printing.tables(
+    ['', *sent_by], rows, 'GiB of one device, each call: results of collectives'
+  )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -71,6 +72,42 @@ def table(names: Sequence[str], left: int = 1, **options: Any) -> Any:
   for place, name in enumerate(names):
     made.add_column(name, justify='left' if place < left else 'right')
   return made
+
+
+def tables(
+  names: Sequence[str], rows: Sequence[Sequence[str]], title: str
+) -> list[Any]:
+  """A title, and a table that fits the terminal: in parts, if it is too wide.
+
+  Each part has the first column, and about as many others as the next part.
+
+  Args:
+    names: The heads of the columns.
+    rows: Texts.
+    title: Stands above, because rich would break it at the width of the table.
+  """
+  widths = [max(map(len, column)) + 3 for column in zip(names, *rows)]
+  room, parts = columns() - widths[0], 1
+  while _widest(widths[1:], parts) > room and parts < len(widths) - 1:
+    parts += 1
+  size = math.ceil((len(widths) - 1) / parts)
+  made: list[Any] = [title]
+  for first in range(1, len(widths), size):
+    part = [0, *range(first, min(first + size, len(widths)))]
+    one = table([names[x] for x in part])
+    for row in rows:
+      if any(row[x] for x in part[1:]):
+        one.add_row(*(row[x] for x in part))
+    made.append(one)
+  return made
+
+
+def _widest(widths: Sequence[int], parts: int) -> int:
+  """The width of the widest of so many parts."""
+  size = math.ceil(len(widths) / parts)
+  return max(
+    sum(widths[first : first + size]) for first in range(0, len(widths), size)
+  )
 
 
 def sentence(error: Exception) -> str | None:

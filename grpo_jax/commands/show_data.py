@@ -13,6 +13,7 @@ import numpy as np
 
 from grpo_jax import data
 from grpo_jax.commands import printing
+from grpo_jax.commands import show_file
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.data import survey
 from grpo_jax.data.survey import LAST_TURNS
@@ -31,16 +32,27 @@ def run(arguments: Arguments) -> None:
   """`grpo-jax data`.
 
   Raises:
-    ValueError: There is no config, a number is negative, or the tokenizer or a
-      source cannot be used.
+    ValueError: There is neither a config nor a file, or both; a number is
+      negative, or the tokenizer or a source cannot be used.
   """
-  if arguments.config is None:
-    raise ValueError(
-      'data needs a config, as in data --config=configs/arithmetic.py.'
-    )
   for name, value in (('show', arguments.show), ('records', arguments.records)):
     if value < 0:
       raise ValueError(f'--{name}={value}; give 0 or more.')
+  if arguments.file:
+    show_file.run(arguments)
+    return
+  if arguments.config is None:
+    raise ValueError(
+      'data needs a config, as in data --config=configs/arithmetic.py, or a '
+      'file to look at, as in data train.parquet.'
+    )
+  for name in ('prompt_field', 'answer_field'):
+    if (value := getattr(arguments, name)) is not None:
+      raise ValueError(
+        f'--{name}={value} is of a file that is looked at without a config; '
+        f'give --config.data.{name}={value}.'
+      )
+  data.import_grain_alone()
   found = data_survey.survey(
     arguments.config, arguments.show, arguments.records, _Progress()
   )

@@ -62,8 +62,8 @@ COMMANDS = {
     'convert:run',
     'Writes a model as a Hugging Face folder, or its adapter for peft.',
     (
-      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'json',
-      'verbose',
+      'source', 'folder', 'checkpoint', 'adapter', 'dtype', 'shard_gb', 'push',
+      'public', 'overwrite', 'json', 'verbose',
     ),
     takes=('source', 'folder'),
   ),
@@ -88,8 +88,12 @@ COMMANDS = {
   ),
   'data': Command(
     'show_data:run',
-    'Shows prompts as the model reads them, their lengths, and duplicates.',
-    ('config', 'show', 'records', 'json', 'verbose'),
+    'Shows prompts as the model reads them; of a FILE, which fields read it.',
+    (
+      'file', 'config', 'show', 'records', 'prompt_field', 'answer_field',
+      'json', 'verbose',
+    ),
+    takes=('*file',),
   ),
   'plan': Command(
     'plan:run',
@@ -213,6 +217,18 @@ FLAGS = {
   'shard_gb': Flag(
     'Largest file of weights, in GB; more go into the next.', float, 5.0
   ),
+  'push': Flag(
+    'Also push the folder to this repository of the Hugging Face Hub, '
+    'owner/name, with a card; HF_TOKEN must be set.',
+    str,
+    '',
+  ),
+  'public': Flag('Whether everybody may see what is pushed.', bool, False),
+  'overwrite': Flag(
+    'Push over a repository that holds what was not pushed from here.',
+    bool,
+    False,
+  ),
   'examples': Flag(
     'Held-out problems to judge; 0 takes as many as the config says.',
     int,
@@ -236,6 +252,20 @@ FLAGS = {
   ),
   'prompts': Flag('File with a prompt on each line; - reads standard input.'),
   'number': Flag('Completions to sample per prompt.', int, 1),
+  'file': Flag(
+    'A file, a folder or a name on the Hub to look at, without a config. May '
+    'be repeated.',
+    REPEATED,
+    (),
+  ),
+  'prompt_field': Flag(
+    'Where the prompt of a FILE is, as in data.prompt_field; else it is '
+    'looked for.',
+  ),
+  'answer_field': Flag(
+    'Where the answer of a FILE is, as in data.answer_field; else it is '
+    'looked for.',
+  ),
   'show': Flag(
     'Prompts to show of the training data, and of those held out.',
     int,

@@ -32,7 +32,7 @@ def run(arguments: Arguments) -> int:
     result = {**result, 'peak_memory_gib': host_memory.peak_gib()}
     printing.show_json(
       {
-        name: value if value is None else round(value, 4)
+        name: round(value, 4) if isinstance(value, float) else value
         for name, value in result.items()
       }
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from grpo_jax.config.fields import Checkpoint
 from grpo_jax.config.fields import Config
 from grpo_jax.config.fields import Data
+from grpo_jax.config.fields import EarlyStop
 from grpo_jax.config.fields import Evaluation
 from grpo_jax.config.fields import Learner
 from grpo_jax.config.fields import Log
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
   import ml_collections
 
 __all__ = [
-  'Checkpoint', 'Config', 'Data', 'Evaluation', 'FREE', 'Learner', 'Log',
-  'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS', 'Reference', 'Reward',
-  'Sampler', 'Source', 'WarmUp', 'Workers', 'dataclass_from_dict', 'default',
-  'flat', 'is_free', 'resolve', 'within',
+  'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Evaluation', 'FREE',
+  'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS',
+  'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp', 'Workers',
+  'dataclass_from_dict', 'default', 'flat', 'is_free', 'resolve', 'within',
 ]  # fmt: skip
 
 
@@ -51,6 +52,7 @@ FREE = (
   'evaluation.every_steps',
   'evaluation.examples',
   'evaluation.answer',
+  'early_stop',
   'data.too_long',  # so that a run that has met such a prompt can go on
   'learner.layout',
   'learner.micro_rows',

@@ -59,6 +59,8 @@ _LEAST = {
   'log.geometry_every_steps': 0,
   'evaluation.every_steps': 0,
   'evaluation.examples': 1,
+  'early_stop.patience': 1,
+  'early_stop.least_improvement': 0,
   'optim.clip_norm': 0,
   'optim.reward_scale': 0,
   'optim.overshoot_every_steps': 0,
@@ -127,8 +129,12 @@ _KNOWN = {
   'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
+  'early_stop.mode': ('max', 'min'),
 }
 
+
+# A name or a password before the host of an address.
+_PASSWORD = re.compile(r'//[^/@]*@')
 
 # Named optimizers, and those fields of Adam's that each of them reads.
 _OPTIMIZERS = {
@@ -187,6 +193,12 @@ def checks(config: Any):
     config.log.completions_every_steps > 0 or not config.log.token_effects,
     'log.token_effects=True with log.completions_every_steps=0, so that no '
     'file is written; give how many rollouts lie between files',
+  )
+  yield (
+    not _PASSWORD.search(config.log.mlflow_uri),
+    'log.mlflow_uri with a name and a password in it, which the workdir would '
+    'keep; leave them out, and set MLFLOW_TRACKING_USERNAME and '
+    'MLFLOW_TRACKING_PASSWORD',
   )
   yield (
     sampler.prompts % learner.batches == 0,

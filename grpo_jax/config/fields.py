@@ -171,13 +171,14 @@ class Data:
   prompt_field: str = field(
     'prompt',
     'Field of a record in a file that has the prompt: a text, or a list of '
-    "messages with 'role' and 'content'.",
+    'messages; a path within dicts and lists has points in it, and several '
+    "texts are joined by a plus, as in 'instruction+input'.",
   )
   answer_field: str = field(
     'answer',
     'Field of a record in a file that has the reference answer: a text, a '
-    'number or a list of which any is right; within a dict behind a point, as '
-    "in 'reward_model.ground_truth'. '': no reward needs an answer.",
+    'number or a list of which any is right; or a path to it, as in '
+    "'reward_model.ground_truth'. '': no reward needs an answer.",
   )
   last_turn: str = field(
     'answer',
@@ -602,6 +603,32 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
+class EarlyStop:
+  """Ends a run before its last rollout, once a metric no longer improves.
+
+  It then ends as behind its last rollout: evaluated and saved.
+  """
+
+  metric: str = field(
+    '',
+    "Metric of metrics.jsonl that has to improve, such as 'heldout_accuracy'; "
+    "'': the run does not end early.",
+  )
+  mode: str = field('max', "'max' if a higher value is better, or 'min'.")
+  patience: int = field(
+    5,
+    'Measurements in a row without an improvement on the best, after which '
+    'the run ends. What is measured on held-out problems is measured in '
+    'evaluations alone, most other metrics in each rollout.',
+  )
+  least_improvement: float = field(
+    0.0,
+    'By how much more a value must be better than the best, to be an '
+    'improvement.',
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class Checkpoint:
   """What a workdir keeps, so that the same command goes on from there."""
 
@@ -656,6 +683,12 @@ class Log:
     "Project in Weights & Biases; '' turns it off.",
   )
   wandb_mode: str = field('online', "'online', or 'offline' to upload later.")
+  mlflow_experiment: str = field('', "Experiment in MLflow; '' turns it off.")
+  mlflow_uri: str = field(
+    '',
+    'Where MLflow keeps it: the address of a server, a folder or a database. '
+    "'': what MLFLOW_TRACKING_URI says, or else a database in the workdir.",
+  )
   completions_every_steps: int = field(
     20,
     'Rollouts between those whose completions are written as Parquet; 0 '
@@ -768,6 +801,7 @@ class Config:
   reference: Reference = Reference()
   warm_up: WarmUp = WarmUp()
   evaluation: Evaluation = Evaluation()
+  early_stop: EarlyStop = EarlyStop()
   checkpoint: Checkpoint = Checkpoint()
   log: Log = Log()
   mesh: Mesh = Mesh()

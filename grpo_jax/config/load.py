@@ -5,6 +5,8 @@ import pathlib
 import runpy
 from typing import TYPE_CHECKING
 
+from grpo_jax.config import importing
+
 if TYPE_CHECKING:
   from ml_collections import ConfigDict
 
@@ -19,6 +21,9 @@ def load_config(path: str | os.PathLike[str]) -> 'ConfigDict':
   >>> config.learner.epochs
   8
 
+  Modules in the folder of the file can be imported from then on: so a config
+  names a function in a file beside it, as in 'my_rewards:score'.
+
   Args:
     path: The path of a config file, perhaps with an argument after a colon. A
       path that begins with 'configs/' also names a file that comes with
@@ -28,6 +33,7 @@ def load_config(path: str | os.PathLike[str]) -> 'ConfigDict':
     ValueError: There is no such file, or it has no `get_config`.
   """
   file, *argument = installed(os.fspath(path)).split(':', 1)
+  importing.add_folder(pathlib.Path(file).parent)
   get_config = runpy.run_path(file, run_name=_name(file)).get('get_config')
   if get_config is None:
     raise ValueError(

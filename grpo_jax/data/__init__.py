@@ -48,6 +48,7 @@ from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import MakeAhead
 from grpo_jax.data._prompts import ReadAhead
 from grpo_jax.data._prompts import epoch_rows
+from grpo_jax.data._prompts import import_grain_alone
 from grpo_jax.data._prompts import mixture
 from grpo_jax.data._prompts import prompt_stream
 from grpo_jax.data._prompts import take
@@ -105,6 +106,7 @@ __all__ = (
   'character_tokenizer',
   'check_vocab_size',
   'epoch_rows',
+  'import_grain_alone',
   'files',
   'fingerprint',
   'format_of',

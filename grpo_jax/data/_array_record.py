@@ -52,7 +52,7 @@ def array_record_source(
   absolute = tuple(os.path.abspath(path) for path in paths)
   return _records.FileSource(
     ', '.join(repr(str(path)) for path in paths),
-    functools.partial(_rows, absolute),
+    functools.partial(raw_rows, absolute),
     prompt_field,
     answer_field,
     last_turn,
@@ -92,7 +92,8 @@ class _Records:
       return self._readers[number].read(place, place + 1)[0]
 
 
-def _rows(paths: Sequence[str]) -> _Records:
+def raw_rows(paths: Sequence[str]) -> _Records:
+  """Random access to the records of files, as bytes."""
   return _Records([(path, 0, None) for path in paths])
 
 

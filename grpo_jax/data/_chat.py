@@ -64,6 +64,7 @@ def prompt_problem(prompt: Any) -> str:
 _ASSISTANTS = frozenset(
   'model bot chatbot ai chatgpt llm agent answer response claude'.split()
 )
+_SYSTEMS = 'system', 'developer'
 _ASKERS = frozenset(
   'user human prompter system developer tool function ipython environment '
   'observation tool_response'.split()
@@ -186,7 +187,7 @@ class PromptFormat:
       )
     if isinstance(prompt, str):
       prompt = [{'role': 'user', 'content': prompt}]
-    if self.system_prompt and prompt[0]['role'] != 'system':
+    if self.system_prompt and prompt[0]['role'] not in _SYSTEMS:
       return [{'role': 'system', 'content': self.system_prompt}, *prompt]
     return list(prompt)
 
@@ -243,7 +244,9 @@ class ChatTemplate:
 
     Args:
       messages: dicts with 'role' and 'content'. A field that is None counts as
-        missing.
+        missing. Descriptions of tools in a field 'tools' become the variable of
+        this name. The role 'developer' is 'system' for a template that does not
+        have it.
       add_generation_prompt: whether the text ends where the assistant's next
         message begins.
       **kwargs: further variables for the template; they go before `tokens`.
@@ -253,7 +256,8 @@ class ChatTemplate:
 
     Raises:
       ValueError: the template has a syntax error, does not read one of
-        `kwargs`, or refuses the messages. Its own words are passed on.
+        `kwargs` or the tools, or refuses the messages. Its own words are passed
+        on.
     """
     self.check(kwargs)
     template, _ = _compiled(self.source)
@@ -261,6 +265,13 @@ class ChatTemplate:
       {name: value for name, value in message.items() if value is not None}
       for message in messages
     ]
+    if 'developer' not in self.source:  # would leave the message out
+      given = [
+        {**one, 'role': 'system'} if one.get('role') == 'developer' else one
+        for one in given
+      ]
+    if tools := self._tools(given):
+      kwargs = {**kwargs, 'tools': tools}
     try:
       return template.render(
         messages=given,
@@ -274,6 +285,18 @@ class ChatTemplate:
         f' {error}; change the messages, config.data.system_prompt or'
         ' config.data.chat_kwargs.'
       ) from error
+
+  def _tools(self, messages: Sequence[Message]) -> list[Any]:
+    """The tools that a message carries; none if there are none."""
+    carried = (message.get('tools') for message in messages)
+    tools = next((one for one in carried if one and type(one) is list), [])
+    if tools and not re.search(r'\btools\b', self.source):
+      raise ValueError(
+        'The chat template reads no tools, but the prompt comes with'
+        f' {len(tools)} of them, which the model would never see; take a model'
+        " whose template reads them, or records without 'tools'."
+      )
+    return tools
 
   def check(self, kwargs: Iterable[str] = ()):
     """Checks the template, and that some variables of it can be set.

@@ -361,8 +361,8 @@ def arrow_source(
       record cannot be used.
   """
   whole, name = pathlib.Path(os.path.abspath(folder)), str(folder)
-  if (whole / 'dataset_dict.json').exists():
-    splits = _json(whole / 'dataset_dict.json').get('splits')
+  if splits_file(whole).exists():
+    splits = _json(splits_file(whole)).get('splits')
     if not isinstance(splits, list) or split not in splits:
       raise ValueError(
         f'The folder {name!r} has the splits {splits}, and {split!r} was asked'
@@ -379,6 +379,23 @@ def arrow_source(
   return _records.FileSource(
     repr(name), opened, prompt_field, answer_field, last_turn
   )
+
+
+def splits_file(folder: pathlib.Path) -> pathlib.Path:
+  """The file that names the splits of a dataset, if it has some."""
+  return folder / 'dataset_dict.json'
+
+
+def raw_rows(folder: pathlib.Path) -> _BatchRows:
+  """Random access to the records of a dataset on disk, of its first split.
+
+  Raises:
+    OSError: A file is not there.
+    ValueError: The folder holds no such dataset.
+  """
+  if splits_file(folder).exists():
+    folder = folder / str(next(iter(_json(splits_file(folder))['splits'])))
+  return _streamed_rows(_stream_files(folder, str(folder)))
 
 
 def _streamed_rows(files: Sequence[str]) -> _BatchRows:

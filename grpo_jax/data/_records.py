@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.config import plain_text
+from grpo_jax.data import _fields
+from grpo_jax.data import _messages
 from grpo_jax.data import _views
 from grpo_jax.data._chat import half_of_a_pair
 from grpo_jax.data._chat import leaves
@@ -42,8 +44,8 @@ def checked(
   Args:
     record: What the file holds.
     where: How the message names the record, as in "Line 3 of 'a.jsonl'".
-    prompt_field: The field that holds the prompt.
-    answer_field: The field that holds the answer; None if none is needed.
+    prompt_field: Where the prompt is; see `_fields.prompt_of`.
+    answer_field: Where the answer is; None if none is needed.
     last_turn: Whether a last turn by the assistant is the 'answer', or stays as
       a 'prefill' of the completion.
 
@@ -55,14 +57,18 @@ def checked(
     ValueError: A field is missing, or holds what cannot be used there.
   """
   kind = where.partition(' ')[0].lower()  # 'line' or 'record'
-  if problem := prompt_problem(record.get(prompt_field)):
+  raw = _fields.prompt_of(record, prompt_field)
+  prompt, problem = _read_prompt(raw, record)
+  if problem:
+    fits = lambda value: not _read_prompt(value, record)[1]
     raise ValueError(
       f'{where} needs a text or a list of messages in the field'
-      f' {prompt_field!r}, but {problem}, and the fields are'
-      f' {sorted(record)}; correct the {kind} or name another prompt_field.'
+      f' {prompt_field!r}, but {problem}, and the columns are'
+      f' {_fields.described(record)}; correct the {kind} or name another'
+      f' prompt_field{_such_as(record, prompt_field, True, fits)}.'
     )
-  own = value_of(record, answer_field or 'answer')
-  fields: Mapping[str, Any] = {'prompt': record[prompt_field], 'answer': own}
+  own = _fields.value_of(record, answer_field or 'answer')
+  fields: Mapping[str, Any] = {'prompt': prompt, 'answer': own}
   if last_turn == 'answer':
     try:
       fields = _views.without_last_turn(fields)
@@ -71,10 +77,12 @@ def checked(
   # A turn is the answer of a record that says nothing else of its answer.
   answer = fields['answer'] if answer_field in (None, 'answer') else own
   if answer_field is not None and answer is None:
+    fits = lambda value: value is not None
     raise ValueError(
       f'{where} needs a value in the field {answer_field!r}, but has'
-      f' the fields {sorted(record)}; correct the {kind}, name another'
-      ' answer_field, or pass answer_field=None.'
+      f' the columns {_fields.described(record)}; correct the {kind}, name'
+      f' another answer_field{_such_as(record, answer_field, False, fits)}, or'
+      ' pass answer_field=None.'
     )
   if half := half_of_a_pair(answer):
     raise ValueError(
@@ -84,7 +92,7 @@ def checked(
     )
   # A record's own 'answer' is read too, where no other field is its answer.
   for field, value in (
-    (prompt_field, record.get(prompt_field)),
+    (prompt_field, raw),
     (answer_field or 'answer', answer),
   ):
     if (unusable := _not_finite(value)) is not None:
@@ -99,24 +107,24 @@ def checked(
   return {**found, 'answer': answer}
 
 
-def value_of(record: Mapping[str, Any], field: str) -> Any:
-  """The value of a field, or of a field within it, behind a point.
+def _read_prompt(value: Any, record: Mapping[str, Any]) -> tuple[Any, str]:
+  """A value as a prompt, and why it is none; '' if it is one."""
+  try:
+    prompt = _messages.read_prompt(value, record.get('tools'))
+  except ValueError as error:
+    return value, str(error)
+  return prompt, prompt_problem(prompt)
 
-  >>> value_of({'reward': {'truth': 72}}, 'reward.truth')
-  72
 
-  Args:
-    record: What the file holds.
-    field: A name, or several with points between.
-
-  Returns:
-    The value; None if there is none.
-  """
-  if field in record or '.' not in field:
-    return record.get(field)
-  first, _, rest = field.partition('.')
-  inner = record.get(first)
-  return value_of(inner, rest) if isinstance(inner, Mapping) else None
+def _such_as(
+  record: Mapping[str, Any],
+  field: str,
+  is_prompt: bool,
+  fits: Callable[[Any], bool],
+) -> str:
+  """Names of fields that may be meant, for a message; '' if none seems so."""
+  found = _fields.likely(record, field, is_prompt, fits)[:3]
+  return f', such as {" or ".join(map(repr, found))}' if found else ''
 
 
 def parsed(text: bytes, where: str, field: str) -> dict[str, Any]:

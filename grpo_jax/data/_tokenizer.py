@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -102,6 +103,23 @@ class Tokenizer:
       self.chat_template.check(self.prompt_format.chat_kwargs)
       _check_chat(self.chat_template, self.prompt_format)
     object.__setattr__(self, 'vocab_size', max(ids) + 1)
+
+  def fingerprint(self) -> str:
+    """A hash of all that its ids depend on, equal in another process."""
+    values = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.init
+    }
+    template, prompts = self.chat_template, self.prompt_format
+    values |= {
+      'backend': self.backend.to_str(),
+      'alphabet': self.alphabet and sorted(self.alphabet),
+      'chat_template': template and dataclasses.asdict(template),
+      'prompt_format': dataclasses.asdict(prompts),
+    }
+    text = json.dumps(values, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
 
   def unused_ids(self, number: int) -> tuple[tuple[int, int], ...]:
     """The ids that no token has, as runs `(first, end)`, the end left out.

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+from grpo_jax.data import _messages
 from grpo_jax.data._chat import is_by_assistant
 from grpo_jax.data._chat import prompt_problem
 
@@ -111,7 +112,8 @@ def without_last_turn(record: Mapping[str, Any]) -> Mapping[str, Any]:
     The record itself, if its prompt is no chat that ends with the assistant.
     Otherwise a new one without the turns of the assistant at the end. The text
     of the last of them is in 'last_turn'; and in 'answer', if the record has
-    none and the text is not blank.
+    none and the text is not blank. Of a turn that only calls tools, the text is
+    a JSON list of the calls.
 
   Raises:
     ValueError: All turns are by the assistant.
@@ -130,6 +132,8 @@ def without_last_turn(record: Mapping[str, Any]) -> Mapping[str, Any]:
       ' nothing; add the question before them, or remove the record.'
     )
   text = prompt[-1]['content']
+  if not text.strip():
+    text = _messages.call_text(prompt[-1]) or text
   taken = {**record, 'prompt': asked, FIELD: text}
   if record.get('answer') is None and text.strip():
     taken['answer'] = text

@@ -33,7 +33,7 @@ from grpo_jax.models import layout
 from grpo_jax.models import weights
 from grpo_jax.models.attention import over_layout
 
-NAME = 'reward_model'
+NAME = rewards.REWARD_MODEL
 """What a config calls this reward."""
 
 _LEAST_BUCKET = 128  # tokens

@@ -345,21 +345,6 @@ def make_rollout(
   )
 
 
-def shown_answer(record: Mapping[str, Any]) -> str:
-  """The text that a demonstration shows as the answer of a record.
-
-  >>> shown_answer({'answer': [72.0, 'seventy-two']})
-  '72'
-
-  Args:
-    record: With 'answer'. Of several that are right, the first is shown.
-
-  Raises:
-    ValueError: The answer is no text, no number and no list of these.
-  """
-  return rewards_lib.answers('A demonstration', record)[0].text
-
-
 def demonstrations(
   records: Sequence[Mapping[str, Any]],
   tokenizer: Tokenizer,
@@ -371,7 +356,7 @@ def demonstrations(
   every token of it more likely.
 
   Args:
-    records: Records with `'prompt'` and `'answer'`; see `shown_answer`.
+    records: Records with `'prompt'` and `'answer'`; see `rewards.shown_answer`.
     tokenizer: Encodes both, prompts by its `prompt_format`. Its `answer_end_id`
       is added to the answer.
     completion_buckets: Allowed completion widths, tokens.
@@ -381,10 +366,10 @@ def demonstrations(
     sampler.
 
   Raises:
-    ValueError: The tokenizer has no end token, or see `shown_answer`.
+    ValueError: The tokenizer has no end token, or see `rewards.shown_answer`.
   """
   end = tokenizer.answer_end_id()
-  texts = [shown_answer(record) for record in records]
+  texts = [rewards_lib.shown_answer(record) for record in records]
   answers = [[*tokenizer.encode(text), end] for text in texts]
   length = np.array([[len(answer)] for answer in answers], np.int32)
   width = layout.bucket(int(length.max()), completion_buckets, 'completion')

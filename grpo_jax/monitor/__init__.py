@@ -3,10 +3,11 @@
 A `Screen` is opened before JAX is imported. It shows what the config alone says
 of a run, and then what is being done, with its time.
 `Monitor` takes over the same screen; the training loop calls nothing else here.
-It writes `metrics.jsonl`, TensorBoard event files and, if a project is named,
-Weights & Biases. It draws the terminal, and it warns when the numbers of a run
-look wrong. An error of the disk, the terminal or a service does not stop a run:
-what cannot be written leads to one warning, what cannot be drawn is left out.
+It writes `metrics.jsonl`, TensorBoard event files and, if a project or an
+experiment is named, Weights & Biases and MLflow. It draws the terminal, and it
+warns when the numbers of a run look wrong. An error of the disk, the terminal
+or a service does not stop a run: what cannot be written leads to one warning,
+what cannot be drawn is left out.
 """
 
 from grpo_jax.monitor.alarms import Alarms

@@ -25,6 +25,8 @@ class Options(NamedTuple):
   tensorboard: bool = True
   wandb_project: str = ''  # '': nothing goes to Weights & Biases
   wandb_mode: str = 'online'  # or 'offline'
+  mlflow_experiment: str = ''  # '': nothing goes to MLflow
+  mlflow_uri: str = ''  # '': see `dashboards.Mlflow`
   limits: alarms.Limits = alarms.Limits()
 
 
@@ -51,7 +53,8 @@ class Monitor:
       later lines of `metrics.jsonl` are dropped, since these rollouts are done
       again. None for a fresh start, which keeps an earlier `metrics.jsonl`
       under another name.
-    run_config: The whole config as nested dicts, for Weights & Biases.
+    run_config: The whole config as nested dicts, for Weights & Biases and
+      MLflow.
     screen: What `start` returned, to be used further; None makes a new one.
     replays: Whether saved rollouts take the place of sampling.
   """
@@ -187,6 +190,16 @@ class Monitor:
         sinks['Weights & Biases'] = _Sink(
           run.write, lambda: run.close(self._failed)
         )
+    if options.mlflow_experiment:
+      with self._warning_once('MLflow'):
+        sent = dashboards.Mlflow(
+          workdir,
+          options.mlflow_experiment,
+          options.mlflow_uri,
+          resumed_step is not None,
+          run_config,
+        )
+        sinks['MLflow'] = _Sink(sent.write, lambda: sent.close(self._failed))
     return sinks
 
   @contextlib.contextmanager

@@ -358,6 +358,11 @@ class Arithmetic:
     self._exchanging = split if mixture and mixture.number % split == 0 else 1
 
   @property
+  def drawn(self) -> float:
+    """Prompts that all devices have places for in a start, on average."""
+    return self._drawn
+
+  @property
   def cache(self) -> float:
     """The largest caches of keys and values, of rows and prompts, bytes."""
     # When admitted prompts have joined the rows, lanes are narrower, and each

@@ -30,6 +30,7 @@ import jax
 
 from grpo_jax.config import Config
 from grpo_jax.config import dataclass_from_dict
+from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.config import whole_files
 from grpo_jax.learner import layouts
@@ -187,7 +188,13 @@ def _in_a_process(
 ) -> Compiled:
   """What a process says of a program, or why it has not; it joins `running`."""
   process = subprocess.Popen(
-    [sys.executable, '-m', 'grpo_jax.planning.compiling'],
+    # With our folders, so that it finds a method of the user's own.
+    [
+      sys.executable,
+      '-m',
+      'grpo_jax.planning.compiling',
+      *filter(None, sys.path),
+    ],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -435,5 +442,7 @@ def _only_lowered(
 if __name__ == '__main__':
   # JAX's own cache keeps programs that run; these it could write, but not read.
   jax.config.update('jax_enable_compilation_cache', False)
+  for folder in sys.argv[1:]:
+    importing.add_folder(folder)
   found = answer(Request(**json.load(sys.stdin)))
   print(json.dumps(dataclasses.asdict(found)))

@@ -15,6 +15,7 @@ from grpo_jax.learner import programs
 from grpo_jax.planning import compiling
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
+from grpo_jax.planning import waste
 from grpo_jax.planning.arithmetic import LEARNING_STEPS
 from grpo_jax.planning.arithmetic import Arithmetic
 from grpo_jax.planning.compiling import Compiled
@@ -164,25 +165,46 @@ def plan(
     ValueError: The run cannot be built on these machines, or libtpu is missing.
   """
   mesh = topologies.abstract_mesh(topology, config.mesh)
-  if topology.is_tpu and not estimate:
-    topologies.mesh(topology, config.mesh)  # raises before minutes are spent
   counted = Arithmetic(build.abstract(config, mesh), topology.joined)
-  calls = count_calls(counted)
-  results: dict[str, Compiled] = {}
-  if not estimate:
-    requests = [
-      compiling.Request(
-        dataclasses.asdict(config), topology.name, topology.slices, name
-      )
-      for name in calls
-    ]
-    found = compiling.compile_all(requests, tell=tell)
-    results = dict(zip(calls, found, strict=True))
   programs = tuple(
-    plan_program(counted, name, number, results.get(name))
-    for name, number in calls.items()
+    plan_program(counted, name, number, None)
+    for name, number in count_calls(counted).items()
   )
-  return Plan(topology, dict(mesh.shape), counted, programs)
+  made = Plan(topology, dict(mesh.shape), counted, programs)
+  return made if estimate else compiled(made, tell)
+
+
+def compiled(
+  made: Plan,
+  tell: Callable[..., None] = lambda *_: None,
+  begin: Callable[[Plan], None] = lambda _: None,
+) -> Plan:
+  """An estimate, with what the compiler says, or what lowering tells.
+
+  Args:
+    made: By arithmetic.
+    tell: See `compiling.compile_all`.
+    begin: Called with the estimate when all is ready to be compiled.
+
+  Raises:
+    ValueError: libtpu is missing, or knows no such topology.
+  """
+  config, topology = made.counted.config, made.topology
+  if topology.is_tpu:
+    topologies.mesh(topology, config.mesh)  # raises before minutes are spent
+  begin(made)
+  requests = [
+    compiling.Request(
+      dataclasses.asdict(config), topology.name, topology.slices, one.name
+    )
+    for one in made.programs
+  ]
+  found = compiling.compile_all(requests, tell=tell)
+  programs = tuple(
+    plan_program(made.counted, one.name, one.calls, result)
+    for one, result in zip(made.programs, found, strict=True)
+  )
+  return dataclasses.replace(made, programs=programs)
 
 
 def count_calls(counted: Arithmetic) -> dict[str, int]:
@@ -318,6 +340,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     'device_gib': made.capacity / GIB,
     'host_gib': counted.on_host / GIB,
     'largest': made.largest.name,
+    'waste': waste.sentences(counted, made.topology.number),
     'programs': {one.name: program_json(one) for one in made.programs},
     'bound_secs': made.bound_secs,
     'tokens_per_sec_at_most': made.tokens_per_sec,

@@ -22,6 +22,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh.chips import Chip
+from grpo_jax.planning import cloud
 
 # How many sizes a shape has, what libtpu calls the chip, and what else it has
 # to be told: the two cores of a v4 are one device only if asked for.
@@ -49,7 +50,7 @@ class Topology:
   """Machines to plan for.
 
   Attributes:
-    name: As it was given.
+    name: As `named` takes it, with its shape.
     chip: Of which kind they are.
     shape: Chips along each direction; of GPUs, nodes and the GPUs of each.
     slices: How many such groups there are, with a slower network between them.
@@ -130,21 +131,23 @@ def named(name: str, slices: int = 1) -> Topology:
   Args:
     name: A chip of `chips.CHIPS`, a colon, and how many along each direction:
       `v5p:4x4x4`, `v5e:16x16`; of GPUs nodes and the GPUs of each,
-      `h100-sxm:2x8`, or the number alone, `h100-sxm:8`.
+      `h100-sxm:2x8`, or the number alone, `h100-sxm:8`. Or a name of `cloud`.
     slices: How many of them.
 
   Raises:
     ValueError: There is no such kind, or the shape is none.
 
-  >>> named('v5e:4x4').number
-  16
+  >>> named('v5e:4x4').number, named('v5litepod-16').name
+  (16, 'v5e:4x4')
   """
+  name = cloud.topology(name) or name
   kind, _, given = name.partition(':')
   try:
     chip = chips.named(kind)
   except ValueError as error:
     raise ValueError(
-      f'--topology={name}: {error} As in v5p:4x4x4, v5e:16x16 or h100-sxm:2x8.'
+      f'--topology={name}: {error} As in v5p:4x4x4, v5e:16x16 or h100-sxm:2x8, '
+      'or as a cloud says it: v5p-64, v5litepod-16, v6e-8, a3-highgpu-8g:2.'
     ) from error
   is_tpu = chip.link == 'ICI'
   if is_tpu and chip.name not in _TPUS:

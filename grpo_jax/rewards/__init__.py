@@ -30,6 +30,7 @@ is no base class and no registry: a config names a function in a file of your
 own as 'my_lab.rewards:my_reward'.
 """
 
+from grpo_jax.rewards._base import REWARD_MODEL
 from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import RewardError
 from grpo_jax.rewards._base import WeightedReward
@@ -38,6 +39,7 @@ from grpo_jax.rewards._base import bounded
 from grpo_jax.rewards._base import check_arguments
 from grpo_jax.rewards._base import checked
 from grpo_jax.rewards._base import confined
+from grpo_jax.rewards._base import find
 from grpo_jax.rewards._base import imports
 from grpo_jax.rewards._base import is_bounded
 from grpo_jax.rewards._base import resolve
@@ -59,11 +61,13 @@ from grpo_jax.rewards.verifiers import number
 from grpo_jax.rewards.verifiers import reasoning_gym
 from grpo_jax.rewards.verifiers import regular_expression
 from grpo_jax.rewards.verifiers._shared import answers
+from grpo_jax.rewards.verifiers._shared import shown_answer
 from grpo_jax.rewards.workers import Workers
 
 __all__ = (
   'HttpJudge',
   'Outcome',
+  'REWARD_MODEL',
   'RewardError',
   'Scores',
   'Scoring',
@@ -78,6 +82,7 @@ __all__ = (
   'completion_length',
   'confined',
   'exact_match',
+  'find',
   'format_tags',
   'gsm8k',
   'is_bounded',
@@ -92,4 +97,5 @@ __all__ = (
   'regular_expression',
   'resolve',
   'score',
+  'shown_answer',
 )

@@ -20,6 +20,7 @@ IMPORTS = 'imports_first'
 LIMITS_ITSELF = 'limits_itself'
 CONFINED = 'prepares_confined'
 BOUNDS = 'confined_bounds'
+REWARD_MODEL = 'reward_model'  # a run makes it; see `episodes/reward_model.py`
 
 is_confined = False  # whether this process is one; `_worker.py` sets it
 
@@ -269,15 +270,36 @@ def resolve(name: str) -> Callable[..., Any]:
   Raises:
     ValueError: Nothing is found under the name.
   """
-  place = name
+  return import_by_name.imported(_place(name), f'The reward {name!r}')
+
+
+def find(name: str) -> None:
+  """Raises the error of `resolve` that is seen without importing a module.
+
+  Args:
+    name: See `resolve`; or `REWARD_MODEL`.
+
+  Raises:
+    ValueError: Nothing can be found under the name.
+  """
+  if name != REWARD_MODEL:
+    import_by_name.find(_place(name), f'The reward {name!r}')
+
+
+def _place(name: str) -> str:
+  """The 'module:function' of a reward.
+
+  Raises:
+    ValueError: This package has no such reward.
+  """
   if name in _OWN:
-    place = f'grpo_jax.rewards:{name}'
-  elif ':' not in name:
-    raise ValueError(
-      f'There is no reward {name!r}{import_by_name.nearest(name, _OWN)}; '
-      f"pass one of {sorted(_OWN)}, or 'module:function' for one of your own."
-    )
-  return import_by_name.imported(place, f'The reward {name!r}')
+    return f'grpo_jax.rewards:{name}'
+  if ':' in name:
+    return name
+  raise ValueError(
+    f'There is no reward {name!r}{import_by_name.nearest(name, _OWN)}; '
+    f"pass one of {sorted(_OWN)}, or 'module:function' for one of your own."
+  )
 
 
 # The reward functions of this package. They are imported by name, because

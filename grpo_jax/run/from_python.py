@@ -47,7 +47,7 @@ def train(
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
   on_rollout: OnRollout | None = None,
-) -> dict[str, float | None]:
+) -> dict[str, float | str | None]:
   """Trains a model, or goes on with the run in `workdir`.
 
   An argument that is None leaves the config as it is. Any other replaces the
@@ -104,7 +104,8 @@ def train(
     then, fewer than `steps` if the run was stopped between two evaluations.
     Earlier starts are included; all three are None without held-out prompts.
     `steps`, the rollouts done, and `secs`, the duration of this call in
-    seconds.
+    seconds. `ended_early` says why, of a run that `config.early_stop` has
+    ended.
 
   Raises:
     ValueError: Something that was given cannot be used, or is not what the run

@@ -37,7 +37,7 @@ def train(
   objects: objects_lib.Objects = objects_lib.NOTHING,
   on_rollout: progress_lib.OnRollout | None = None,
   screen: monitor.Screen | None = None,
-) -> dict[str, float | None]:
+) -> dict[str, float | str | None]:
   """Trains a model, or continues from the newest checkpoint in the workdir.
 
   Args:
@@ -61,7 +61,7 @@ def train(
     then, fewer than `steps` if the run was stopped between two evaluations.
     Earlier starts are included; all three are None without held-out problems.
     `steps`, the rollouts done, and `secs`, the duration of this start in
-    seconds.
+    seconds. `ended_early` says why, of a run that `early_stop` has ended.
 
   Raises:
     ValueError: Something that was given cannot be used, nothing is left to
@@ -214,24 +214,31 @@ def conclude(session: Session, progress: Progress) -> tuple[Progress, bool]:
   """Evaluates, writes and saves, each if it is due, and calls `on_rollout`.
 
   Returns:
-    The progress, with nothing unwritten, and whether the user's `on_rollout`
-    asks to end the run.
+    The progress, with nothing unwritten, and whether the run ends before its
+    last rollout: for `early_stop`, or the user's `on_rollout` asks for it.
 
   Raises:
     ValueError: All updates of `learner.nonfinite_rollouts` rollouts in a row
       were refused, and rollouts are left. The run is saved.
   """
-  if progress.unwritten is None:  # an earlier start has done all this
-    return progress, False
-  report = write(session, progress, evaluate(session, progress))
+  unwritten, reason_to_end = progress.unwritten, progress_lib.reason_to_end
+  if unwritten is None:  # an earlier start has done all this
+    return progress, bool(reason_to_end(session, progress))
+  # Without those of an evaluation: whether one is due depends on it.
+  waiting = progress_lib.waited(session, progress, unwritten.measured)
+  is_last = bool(reason_to_end(session, progress._replace(waiting=waiting)))
+  report = write(session, progress, evaluate(session, progress, is_last))
   progress = progress._replace(
     unwritten=None,
     metric=report.measured.get(session.run.keep.best_metric),
     refused=progress.refused.counted(report.measured),
+    waiting=progress_lib.waited(session, progress, report.measured),
   )
+  progress_lib.warn_of_metric(session, progress)
   if is_save_due(session, progress):
     progress = progress_lib.save(session, progress)
   ends = reports.call_on_rollout(session, progress, report)
+  ends |= bool(reason_to_end(session, progress))
   most = session.run.learn.nonfinite_rollouts
   error = progress.refused.reason_to_end(most)
   if error and progress.step < session.run.steps:
@@ -260,7 +267,7 @@ def is_save_due(session: Session, progress: Progress) -> bool:
 
 def finish(
   session: Session, progress: Progress | None, begun: float
-) -> dict[str, float | None]:
+) -> dict[str, float | str | None]:
   """The last save; what `train` returns or, of a run that failed, raises.
 
   Args:
@@ -268,10 +275,14 @@ def finish(
     progress: None if the run was stopped in the warm-up.
     begun: When `train` was called, by the monotonic clock.
   """
+  reason = ''
   if progress:
     progress_lib.finish(session, progress)
     progress_lib.check_end(session, progress)
+    reason = progress_lib.reason_to_end(session, progress)
   reports.show_warnings(session)
+  if reason:
+    session.monitor.line(reason)
   measured = session.peers.from_first(session.monitor.heldout())
   last_step, last = measured[-1] if measured else (None, None)
   return {
@@ -280,15 +291,23 @@ def finish(
     'after_step': last_step,
     'steps': progress.step if progress else 0,
     'secs': time.monotonic() - begun,
+    **({'ended_early': reason} if reason else {}),
   }
 
 
-def evaluate(session: Session, progress: Progress) -> dict[str, float | None]:
+def evaluate(
+  session: Session, progress: Progress, is_last: bool = False
+) -> dict[str, float | None]:
   """The metrics of answers to held-out problems, by the newest policy.
 
   There are none if no evaluation is due.
+
+  Args:
+    session: Answers them.
+    progress: Behind a rollout.
+    is_last: Whether the run ends behind it, so that one is due.
   """
-  if not is_evaluation_due(session.run, progress.step):
+  if not (is_last or is_evaluation_due(session.run, progress.step)):
     return {}
   with (
     progress_lib.saved_if_it_fails(session, progress),

@@ -92,6 +92,7 @@ class Progress(NamedTuple):
       if it was not measured.
     saves: The checkpoints so far.
     refused: The rollouts in a row without a finite update.
+    waiting: How long `early_stop.metric` has not improved.
   """
 
   step: int
@@ -102,6 +103,7 @@ class Progress(NamedTuple):
   metric: float | None = None
   saves: Saves = Saves()
   refused: watching.Refused = watching.Refused()
+  waiting: watching.Waiting = watching.Waiting()
 
   @property
   def arrays(self) -> Any:
@@ -126,6 +128,7 @@ class Progress(NamedTuple):
       'layout': build_learner.spec_json(self.layout),
       'saves': self.saves._asdict(),
       'refused': self.refused.for_next_start(nonfinite_rollouts)._asdict(),
+      'waiting': self.waiting._asdict(),
     }
 
 
@@ -139,7 +142,7 @@ def abstract(state: TrainState, host: dict[str, Any]) -> Any:
   Raises:
     ValueError: An earlier version of this package has saved it.
   """
-  if not isinstance(host.get('saves'), dict):
+  if not isinstance(host.get('waiting'), dict):
     packages = host.get('versions', {}).get('packages', {})
     raise ValueError(
       f'it was saved by grpo_jax {packages.get("grpo_jax")}, an earlier '
@@ -168,6 +171,7 @@ def restored(saved: checkpoint.Restored, layout: LayoutSpec) -> Progress:
     unwritten,
     saves=Saves(**saved.host['saves']),
     refused=watching.Refused(**saved.host['refused']),
+    waiting=watching.Waiting(**saved.host['waiting']),
   )
 
 
@@ -314,6 +318,39 @@ def export(session: Session, progress: Progress) -> Progress:
   return done
 
 
+def waited(
+  session: Session, progress: Progress, measured: Mapping[str, float | None]
+) -> watching.Waiting:
+  """`Progress.waiting` with what was measured, as the first process counts it.
+
+  Args:
+    session: Says what ends the run early.
+    progress: Done so far.
+    measured: Metrics behind its last rollout. Those of speed and memory differ
+      from process to process.
+  """
+  spec = session.run.early_stop
+  if not spec.metric:
+    return progress.waiting
+  counted = progress.waiting.counted(spec, progress.step, measured)
+  return session.peers.from_first(counted)
+
+
+def warn_of_metric(session: Session, progress: Progress) -> None:
+  """Warns if the first rollout lacks the metric that may end the run."""
+  spec = session.run.early_stop
+  warning = watching.warning_of_metric(spec, progress.waiting, progress.step)
+  if warning and session.peers.is_first:
+    session.monitor.warn(warning)
+
+
+def reason_to_end(session: Session, progress: Progress) -> str:
+  """Why the run ends before its last rollout; '' if it does not."""
+  is_done = progress.step >= session.run.steps
+  spec = session.run.early_stop
+  return '' if is_done else progress.waiting.reason_to_end(spec)
+
+
 @contextlib.contextmanager
 def saved_if_it_fails(session: Session, progress: Progress) -> Iterator[None]:
   """Saves the progress if the body raises, and lets the error pass.
@@ -345,6 +382,7 @@ def check_end(session: Session, progress: Progress) -> None:
   run = session.run
   error = progress.refused.at_the_end(run.learn.nonfinite_rollouts)
   # A rollout whose metrics are not written is not counted yet.
-  done = progress.step >= run.steps and progress.unwritten is None
+  ends = progress.step >= run.steps or reason_to_end(session, progress)
+  done = ends and progress.unwritten is None
   if error and done:
     raise session.peers.fail(ValueError(error))

@@ -108,11 +108,12 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     updater, frozen = _with_frozen(run, updater, screen, saved, peers)
     progress = progress_lib.restored(saved, updater.layout) if saved else None
     versions = _recorded(run, start, screen, progress)
-    layout, done = updater.layout, 0
+    layout, done, ends = updater.layout, 0, False
     if progress is not None:
       layout, done = progress.layout, progress.step
+      ends = bool(progress.waiting.reason_to_end(run.early_stop))
     compiling = programs.NOTHING
-    if done < run.steps:
+    if done < run.steps and not ends:
       # XLA compiles in a thread while the warm-up and the first rollout run.
       compiling = programs.compile_ahead(
         updater, layout, build.example(run), done

@@ -1,18 +1,20 @@
 """What is counted from rollout to rollout, to say when something is wrong.
 
-Updates that are all refused, reward functions that always fail, and programs
-that are compiled in the midst of a run.
+Updates that are all refused, a metric that no longer improves, reward functions
+that always fail, and programs that are compiled in the midst of a run.
 """
 
 import collections
 from collections.abc import Hashable
 from collections.abc import Mapping
 import functools
+import math
 from typing import NamedTuple
 
 import jax
 
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.run.build.specs import EarlyStopSpec
 
 _EVENT = '/jax/core/compile/backend_compile_duration'
 _SETTLED = 3  # rollouts, in which all programs of a run are compiled
@@ -85,6 +87,85 @@ class Refused(NamedTuple):
       f'update of the last {number} was finite (first of all the {self.part}), '
       'so nothing was learned; look at the reward, the method and optim.lr.'
     )
+
+
+class Waiting(NamedTuple):
+  """How long a metric has not improved; a checkpoint keeps it.
+
+  Attributes:
+    metric: Its name; '' before it was measured.
+    mode: 'max' or 'min', which is better.
+    best: Its best value so far.
+    step: Rollouts done when that was measured.
+    since: How many measurements there were after it.
+  """
+
+  metric: str = ''
+  mode: str = ''
+  best: float = 0.0
+  step: int = 0
+  since: int = 0
+
+  def counted(
+    self, spec: EarlyStopSpec, step: int, measured: Mapping[str, float | None]
+  ) -> 'Waiting':
+    """With what was measured behind a rollout, if that is a finite number.
+
+    Args:
+      spec: Names the metric. Where it names another one than before, or the
+        other mode, the count begins anew.
+      step: Rollouts done.
+      measured: Metrics by name.
+    """
+    value = measured.get(spec.metric)
+    if value is None or not math.isfinite(value):
+      return self
+    gain = value - self.best if spec.mode == 'max' else self.best - value
+    is_first = (self.metric, self.mode) != (spec.metric, spec.mode)
+    if is_first or gain > spec.least_improvement:
+      return Waiting(spec.metric, spec.mode, float(value), step)
+    return self._replace(since=self.since + 1)
+
+  def reason_to_end(self, spec: EarlyStopSpec) -> str:
+    """Why a run ends before its last rollout; '' if it goes on."""
+    if not spec.metric or (self.metric, self.mode) != (spec.metric, spec.mode):
+      return ''
+    if self.since < spec.patience:
+      return ''
+    by = f' by more than {spec.least_improvement:g}' * (
+      spec.least_improvement > 0
+    )
+    none = 'the one measurement since then is not better'
+    if self.since > 1:
+      none = f'none of the {self.since} measurements since then is better'
+    return (
+      f'The run has ended early: {self.metric} was {self.best:.6g} after '
+      f'rollout {self.step}, and {none}{by}. '
+      f'early_stop.patience={self.since + 1} or more goes on.'
+    )
+
+
+def warning_of_metric(spec: EarlyStopSpec, waiting: Waiting, step: int) -> str:
+  """What to warn of behind the first rollout; '' if there is nothing.
+
+  A method of the user's may have metrics of any name, so that no start can tell
+  a misspelt one. What is measured in evaluations may come later.
+
+  Args:
+    spec: Names the metric.
+    waiting: With the metrics of this rollout.
+    step: Rollouts done.
+  """
+  if (
+    step != 1
+    or waiting.metric == spec.metric
+    or spec.metric.startswith('heldout_')
+  ):
+    return ''
+  return (
+    f'early_stop.metric={spec.metric!r} is none of the metrics of the first '
+    'rollout; as long as it is not measured, the run does not end early.'
+  )
 
 
 class Failures:

@@ -6,6 +6,8 @@ import json
 import pytest
 
 from grpo_jax.commands import plan as command
+from grpo_jax.planning import compiling
+from grpo_jax.planning import topologies
 from tests.cli import assert_refused
 from tests.cli import call
 from tests.compilations import compiled_programs
@@ -46,6 +48,54 @@ def test_the_answer_is_the_same_for_a_person_and_a_program(capsys):
     assert name in said
     assert one['total_gib'] == pytest.approx(sum(one['memory_gib'].values()))
     assert one['bound_secs'] == max(one['secs'].values())
+
+
+@pytest.mark.parametrize('columns', [80, 60])
+def test_a_plan_fits_the_terminal(capsys, monkeypatch, columns):
+  """In a pipe it has 80 columns; what is too wide comes in parts."""
+  monkeypatch.setenv('COLUMNS', str(columns))
+  made = estimate(
+    'v5e:4x4', slices=2, **{'mesh.tensor': 8, 'learner.batches': 2}
+  )
+  command.show(made, price=4.2)
+  out = capsys.readouterr().out
+  assert max(map(len, out.splitlines())) <= columns
+  assert '\u2026' not in out  # nothing is cut off
+  for name in ('score_all', 'DCN', 'at least', 'share'):
+    assert f' {name} ' in out.replace('\n', ' '), name
+  assert 'weights, and not 3.55.' in ' '.join(out.split())
+
+
+def test_estimates_come_before_what_is_compiled(monkeypatch):
+  def compile_all(requests, at_once=None, tell=None):
+    print('THE COMPILER')
+    return [compiling.Compiled(flops=1e12) for _ in requests]
+
+  monkeypatch.setattr(compiling, 'compile_all', compile_all)
+  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
+  flags = '--config=configs/plan.py:Qwen2.5-0.5B', '--topology=v5litepod-8'
+  done = call('plan', *flags, '--mesh=fsdp=8')
+  assert done.returncode == 0, done.stderr
+  first, _, second = done.stdout.partition('THE COMPILER\n')
+  assert first.startswith('v5litepod-8 is v5e:2x4.\n')
+  assert 'estimated by arithmetic\n' in first and 'Fits: ' in first
+  assert second.startswith('\nCompiled\n') and 'estimated' not in second
+  told = ' '.join(done.stderr.split())
+  assert told.startswith('Now 5 programs are compiled for v5e:2x4: prepare, ')
+  assert 'half a minute to ten minutes' in told
+  done = call('plan', *flags, '--mesh=fsdp=8', '--json')  # one answer alone
+  answer = json.loads(done.stdout.partition('THE COMPILER\n')[2])
+  assert answer['programs']['decode']['compiled'] and answer['waste'] == []
+
+
+def test_without_a_compiler_the_estimates_are_there(monkeypatch):
+  monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+  done = call(
+    'plan', '--config=configs/plan.py:Qwen2.5-0.5B', '--topology=v6e-1'
+  )
+  assert done.returncode == 2 and ' train_step ' in done.stdout, done.stderr
+  assert len(done.stderr.splitlines()) == 1
+  assert "pip install 'grpo_jax[tpu]'" in done.stderr
 
 
 def test_a_mesh_is_typed_as_the_config_has_it():

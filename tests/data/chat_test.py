@@ -207,6 +207,7 @@ def test_a_format_that_the_template_does_not_take_is_refused_at_once(tmp_path):
     (None, 'it is None'),
     ([3], 'message 0 is 3, no dict'),
     ([ASK, {'content': 'a'}], "message 1 has no text in 'role'"),
+    ([{'from': 'human', 'value': 'a'}], "'value', as ShareGPT writes them"),
     ([{'role': 'user', 'content': None}], "no text in 'content', but {'role'"),
     ([{'role': 'user', 'content': [{'text': 'a'}]}], "no text in 'content'"),
   ],

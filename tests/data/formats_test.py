@@ -229,7 +229,10 @@ def test_dictionaries_hold_the_same_texts(
     ({'question': '', 'solution': '1'}, "'question', but it is empty"),
     ({'question': 'a', 'solution': None}, "a value in the field 'solution'"),
     ({'question': 'a', 'solution': float('nan')}, 'has the number nan in'),
-    ({'asked': 'a', 'solution': '1'}, r'but it is None, and the fields are \['),
+    (
+      {'asked': 'a', 'solution': '1'},
+      "but it is None, and the columns are '",
+    ),
   ],
 )
 def test_a_bad_record_is_named(tmp_path, form, bad, message):

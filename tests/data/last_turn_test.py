@@ -44,6 +44,16 @@ CASES = {
     {'messages': [SYSTEM, ASK, {**ANSWER, 'weight': 1}]},
     MESSAGES, [SYSTEM, ASK], '3', '3',
   ),
+  'as a JSON text': (
+    {'messages': json.dumps(CHAT)}, MESSAGES, [ASK], '3', '3',
+  ),
+  'a call of a tool': (
+    {'messages': [ASK, {
+      'role': 'assistant', 'content': None,
+      'tool_calls': [{'function': {'name': 'add', 'arguments': '{"a": 1}'}}],
+    }]},
+    MESSAGES, [ASK], *['[{"name": "add", "arguments": {"a": 1}}]'] * 2,
+  ),
   'several turns': (
     {'messages': [*CHAT, ASK, turn('assistant', '4')]},
     MESSAGES, [*CHAT, ASK], '4', '4',
@@ -108,12 +118,12 @@ def test_who_answers_and_who_asks():
   'record, fields, words',
   [
     (
-      {'messages': [{'from': 'human', 'value': 'a'}]},
+      {'messages': [{'from': 'human', 'content': 'a'}]},
       MESSAGES,
-      "message 0 has 'from' and 'value', as ShareGPT writes them",
+      "message 0 has no text in 'role'",
     ),
     (
-      {'messages': json.dumps(CHAT), 'answer': '3'},
+      {'messages': json.dumps(CHAT)[:-1], 'answer': '3'},
       MESSAGES,
       'but it is a list of messages that is written as a text',
     ),

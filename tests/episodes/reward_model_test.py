@@ -60,6 +60,7 @@ def test_scores_are_those_of_the_formulas(family, tmp_path):
   assert np.std(expected) > 0.1
 
 
+@pytest.mark.long
 def test_scores_do_not_depend_on_the_mesh(folder):
   path, reference = folder
   mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)

@@ -473,7 +473,13 @@ AGAIN, KILLED = processes.START_AGAIN, -signal.SIGKILL
     ),
     ('raises', (2, 2), 0, 'Process 1 has failed: ValueError: it refuses'),
     ('first raises', (2, 2), 1, 'Process 0 has failed: ValueError: it refu'),
-    ('fails far off', (2, 2), 0, 'Process 1 has failed: ValueError: nobody'),
+    pytest.param(
+      'fails far off',
+      (2, 2),
+      0,
+      'Process 1 has failed: ValueError: nobody',
+      marks=pytest.mark.long,
+    ),
     pytest.param(
       'first fails far off',
       (2, 2),

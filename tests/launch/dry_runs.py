@@ -15,7 +15,22 @@ _TWO = '--name=pod --zone=us-east5-a --project=lab --type=v5p-128 --slices=2'
 _TRAIN = '-- train --config=configs/arithmetic.py --workdir=gs://bucket/run'
 _REWARDS = """'--config.rewards=({"name":"my.lab:judge","weight":1.0},)'"""
 
+_OWN = '--extras=wandb --code=launch/own_code --env=HF_TOKEN,WANDB_API_KEY'
+_MINE = '-- train --config=own_code/config.py --workdir=gs://bucket/run'
+# What no transcript may hold.
+SECRETS = {'HF_TOKEN': 'hf_nobody', 'WANDB_API_KEY': 'key of nobody'}
+
 CASES = {
+  'own_code.txt': (
+    f'tpu_vm.sh setup {_POD} {_OWN} --dry_run',
+    f'tpu_vm.sh once {_POD} {_OWN} --dry_run {_MINE} --check',
+    f'tpu_vm.sh watch {_POD} {_OWN} --code_revision=v1 --dry_run {_MINE}',
+    f'gke.sh build --image=registry/grpo_jax:1 {_OWN} --dry_run',
+    'gke.sh build --image=registry/grpo_jax:1 --code=launch/own_code '
+    '--code_revision=v1 --dry_run',
+    'gke.sh run --name=run --image=registry/grpo_jax:1 '
+    f'--env=HF_TOKEN,WANDB_API_KEY --dry_run {_MINE}',
+  ),
   'tpu_vm.txt': (
     f'tpu_vm.sh create {_POD} --spot --dry_run',
     f'tpu_vm.sh setup {_POD} --dry_run',
@@ -28,7 +43,7 @@ CASES = {
     f'tpu_vm.sh delete {_POD} --dry_run',
   ),
   'tpu_vm_two_slices.txt': (
-    f'tpu_vm.sh create {_TWO} --runtime=v2-alpha-tpuv5 --dry_run',
+    f'tpu_vm.sh create {_TWO} --dry_run',
     f'tpu_vm.sh setup {_TWO} --revision=v1 --files=gs://bucket/files --dry_run',
     f'tpu_vm.sh run {_TWO} --dry_run {_TRAIN} --config.mesh.slices=2',
     f'tpu_vm.sh logs {_TWO} --slice=1 --dry_run',
@@ -50,7 +65,9 @@ def transcript(commands):
   lines = []
   for command in commands:
     script, *arguments = shlex.split(command)
-    done = scripts.run(scripts.LAUNCH / script, *arguments, TMPDIR='/tmp')
+    done = scripts.run(
+      scripts.LAUNCH / script, *arguments, TMPDIR='/tmp', **SECRETS
+    )
     assert done.returncode == 0 and not done.stderr, (command, done.stderr)
     lines += [f'$ launch/{command}', done.stdout]
   return '\n'.join(lines)

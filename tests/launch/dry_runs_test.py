@@ -1,5 +1,6 @@
 """The launchers' commands, without a cloud, and what they refuse."""
 
+import base64
 import json
 import os
 import pathlib
@@ -23,14 +24,27 @@ def test_dry_runs_print_what_they_did(name):
   assert printed == (dry_runs.GOLDEN / name).read_text()
 
 
+def test_a_dry_run_prints_no_value():
+  printed = (dry_runs.GOLDEN / 'own_code.txt').read_text()
+  assert printed.count('HF_TOKEN') > 4
+  for value in dry_runs.SECRETS.values():
+    assert value not in printed
+    assert base64.b64encode(value.encode()).decode() not in printed
+
+
 def test_a_dry_run_runs_nothing(tmp_path):
   """Each program that would be called notes that it was."""
-  for program in ('gcloud', 'kubectl', 'git'):
+  for program in ('gcloud', 'kubectl', 'git', 'tar', 'docker'):
     scripts.stand_in(tmp_path, program, f'echo "$@" >>{tmp_path}/called')
   for commands in dry_runs.CASES.values():
     for command in commands:
       script, *arguments = shlex.split(command)
-      scripts.run(scripts.LAUNCH / script, *arguments, programs=tmp_path)
+      scripts.run(
+        scripts.LAUNCH / script,
+        *arguments,
+        programs=tmp_path,
+        **dry_runs.SECRETS,
+      )
   assert not (tmp_path / 'called').exists()
 
 
@@ -82,6 +96,37 @@ def test_what_is_printed_can_be_typed():
     ('tpu_vm.sh logs --name=a --zone=b --slice=1', '--slice=1 with --slices=1'),
     ('tpu_vm.sh create --name=a --zone=b --num_slices=two', 'got --num_slices'),
     ('gke.sh delete', 'delete needs --name'),
+    ('gke.sh build --code=launch/own_code', 'build needs --image'),
+    *[
+      (f'{command} {options}', words)
+      for command in ('gke.sh run --name=a', 'tpu_vm.sh run --name=a --zone=b')
+      for options, words in (
+        ('--env=A_TOKEN=hidden', 'export A_TOKEN, and give --env=A_TOKEN.'),
+        ('--env=NOT_SET_HERE', 'NOT_SET_HERE is not set here; export it'),
+        ('--env=PATH,a-b', '--env is no list of names'),
+        ('--extras=wandb;ls', '--extras=wandb;ls; give names'),
+        ('--code=nowhere', '--code=nowhere is no folder'),
+        ('--code=launch', 'has the name of a folder of the checkout'),
+        ('--code_revision=v1', 'v1 is a commit of --code; give both'),
+      )
+    ],
+    *[
+      (f'tpu_vm.sh create --name=a --zone=b {options}', words)
+      for options, words in (
+        ('--type=v5e-16', 'Cloud TPU calls it v5litepod-16'),
+        ('--type=v9-8', '--type=v9-8 is no accelerator type'),
+        ('--type=v5p', '--type=v5p is no accelerator type'),
+        ('--type=tpu7x-8', 'TPU7x is to be had in GKE alone'),
+        (
+          '--type=v6e-8 --runtime=v2-alpha-tpuv5',
+          'is for v5p, and --type=v6e-8 needs v2-alpha-tpuv6e; leave --runtime',
+        ),
+        (
+          '--runtime=tpu-ubuntu2204-base',
+          'is for v4, and --type=v5litepod-16 needs v2-alpha-tpuv5-lite',
+        ),
+      )
+    ],
   ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path, command, words):
@@ -91,6 +136,24 @@ def test_what_cannot_be_used_is_refused(tmp_path, command, words):
   done = scripts.run(scripts.LAUNCH / script, *arguments, programs=tmp_path)
   assert done.returncode == 2 and words in done.stderr, done.stderr
   assert len(done.stderr.splitlines()) == 1
+  assert 'hidden' not in done.stderr
+
+
+@pytest.mark.parametrize(
+  'options, runtime',
+  [
+    ('--type=v4-8', 'tpu-ubuntu2204-base'),
+    ('--type=v5p-8', 'v2-alpha-tpuv5'),
+    ('--type=v6e-8', 'v2-alpha-tpuv6e'),
+    ('--type=v6e-8 --runtime=v3-new', 'v3-new'),  # the cloud may know it
+  ],
+)
+def test_the_software_of_the_machines_fits_them(options, runtime):
+  done = scripts.run(
+    scripts.LAUNCH / 'tpu_vm.sh', 'create', '--name=a', '--zone=b', '--dry_run',
+    *options.split(),
+  )  # fmt: skip
+  assert done.stdout.endswith(f' --runtime-version={runtime}\n'), done.stderr
 
 
 @pytest.mark.parametrize('script', ['tpu_vm.sh', 'gke.sh'])
@@ -133,7 +196,8 @@ def test_shellcheck_finds_nothing():
 def test_the_image_is_made_of_what_is_there():
   """Every file that the Dockerfile copies, and no file that is left out."""
   dockerfile = (scripts.LAUNCH / 'Dockerfile').read_text()
-  copied = re.findall(r'^COPY (.*) \S+$', dockerfile, re.MULTILINE)
+  _, _, own = dockerfile.partition('FROM python')  # what the image has of ours
+  copied = re.findall(r'^COPY (?!--)(.*) \S+$', own, re.MULTILINE)
   names = ' '.join(copied).split()
   kept = (scripts.ROOT / '.dockerignore').read_text().splitlines()
   assert len(names) == 5

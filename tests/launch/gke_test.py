@@ -1,7 +1,9 @@
 """launch/gke_jobset.yaml, filled in, against the fields of JobSet."""
 
+import base64
 import json
 import pathlib
+import re
 
 import jsonschema
 import pytest
@@ -20,11 +22,10 @@ def filled(*options, arguments=('train',)):
   """The manifest that `gke.sh run` creates."""
   done = scripts.run(
     scripts.LAUNCH / 'gke.sh', 'run', '--name=run', '--image=registry/a:1',
-    *options, '--dry_run', '--', *arguments,
+    *options, '--dry_run', '--', *arguments, A_TOKEN='hidden',
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
-  command, _, manifest = done.stdout.partition('\n')
-  assert command.startswith('+ kubectl create ')
+  _, command, manifest = re.split('(.* kubectl create .*\n)', done.stdout)
   return yaml.safe_load(manifest)
 
 
@@ -34,7 +35,8 @@ def job_of(manifest):
 
 
 @pytest.mark.parametrize(
-  'options', [(), ('--spot', '--slices=4', '--topology=2x2x4')]
+  'options',
+  [(), ('--spot', '--slices=4', '--topology=2x2x4', '--env=A_TOKEN')],
 )
 def test_the_manifest_has_the_fields_of_jobset(options):
   jsonschema.validate(filled(*options), SCHEMA)
@@ -87,6 +89,32 @@ def test_spot_machines_only_if_asked_for():
     _, job = job_of(filled(*options))
     selector = job['template']['spec']['nodeSelector']
     assert ('cloud.google.com/gke-spot' in selector) is there
+
+
+def test_variables_come_from_a_secret():
+  (container,) = job_of(filled('--env=A_TOKEN'))[1]['template']['spec'][
+    'containers'
+  ]
+  assert container['envFrom'] == [{'secretRef': {'name': 'run-env'}}]
+  assert 'envFrom' not in str(filled())
+
+
+def test_the_secret_has_the_values_and_no_command_has_them(tmp_path):
+  scripts.stand_in(
+    tmp_path, 'kubectl', f'echo "$*" >>{tmp_path}/words; cat >>{tmp_path}/given'
+  )
+  value = 'two\nlines $HOME "quoted"'
+  done = scripts.run(
+    scripts.LAUNCH / 'gke.sh', 'run', '--name=run', '--image=registry/a:1',
+    '--env=A_TOKEN', '--', 'train', programs=tmp_path, A_TOKEN=value,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  given = (tmp_path / 'given').read_text().partition('apiVersion: jobset')[0]
+  found = yaml.safe_load(given)
+  assert found['kind'] == 'Secret' and found['metadata']['name'] == 'run-env'
+  assert base64.b64decode(found['data']['A_TOKEN']).decode() == value
+  said = done.stdout + done.stderr + (tmp_path / 'words').read_text()
+  assert 'lines' not in said and found['data']['A_TOKEN'] not in said
 
 
 def decided(manifest, message):

@@ -25,7 +25,7 @@ def stand_in(folder, name, text):
   (folder / name).chmod(0o755)
 
 
-def run(*words, programs=None, **variables):
+def run(*words, programs=None, timeout=60, **variables):
   """A script with its arguments; `programs` is a folder of stand-ins."""
   path = os.environ['PATH']
   return subprocess.run(
@@ -38,5 +38,5 @@ def run(*words, programs=None, **variables):
     },
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=timeout,
   )

@@ -60,6 +60,7 @@ def submit(tmp_path):
   }
 
   def run(tasks='', programs_too=(), launch=scripts.LAUNCH, **variables):
+    arguments = variables.pop('ARGUMENTS', '--config="a b"')
     for name, text in {**stand_ins, **dict(programs_too)}.items():
       scripts.stand_in(programs, name, text)
     # A copy elsewhere, in the folder where sbatch was called.
@@ -68,7 +69,7 @@ def submit(tmp_path):
     done = scripts.run(
       'bash', '-c',
       f'cd {tmp_path} && echo $$ >notes.script && '
-      'exec bash slurm_script train --config="a b"',
+      f'exec bash slurm_script train {arguments}',
       programs=programs,
       NOTES=notes,
       TASKS=tasks,
@@ -142,6 +143,48 @@ def test_a_process_has_the_time_to_save(submit):
   done, told = submit(programs_too=replaced)
   assert done.returncode == 143
   assert told == ['saved', 'the task has ended', AGAIN]
+
+
+def test_a_folder_of_ones_own_is_copied_once(submit, tmp_path):
+  own = tmp_path / 'lab'
+  own.mkdir()
+  (own / 'config.py').write_text('first')
+  copy = tmp_path / 'slurm-7.code' / 'lab' / 'config.py'
+  for text in 'first', 'second':  # which a job that goes on does not see
+    (own / 'config.py').write_text(text)
+    _, told = submit('0', CODE='lab', ARGUMENTS='--config=lab/config.py')
+    assert told[-1].startswith(f'grpo-jax train --config={copy}; ')
+    assert copy.read_text() == 'first'
+
+
+def test_a_commit_of_a_folder_is_copied(submit, tmp_path):
+  own = tmp_path / 'lab'
+  own.mkdir()
+  (own / 'config.py').write_text('first')
+  made = scripts.run(
+    'bash', '-euc',
+    'cd "$0"; git init -q; git add .; '
+    'git -c user.name=a -c user.email=b commit -qm c; git tag v1',
+    own,
+  )  # fmt: skip
+  assert made.returncode == 0, made.stderr
+  (own / 'config.py').write_text('second')
+  submit('0', CODE='lab', CODE_REVISION='v1')
+  copy = tmp_path / 'slurm-7.code' / 'lab' / 'config.py'
+  assert copy.read_text() == 'first'
+
+
+@pytest.mark.parametrize(
+  'variables, words',
+  [
+    ({'NEEDS': 'HOME,NOT_SET_HERE'}, 'NEEDS has a name that is not set'),
+    ({'CODE': 'nowhere'}, 'CODE=nowhere is no folder'),
+    ({'CODE': '.', 'CODE_REVISION': 'v9'}, 'git'),
+  ],
+)
+def test_what_a_job_lacks_is_told_before_it_begins(submit, variables, words):
+  done, told = submit('0', **variables)
+  assert done.returncode and words in done.stderr and not told
 
 
 def test_a_process_has_all_gpus_of_its_node(submit):

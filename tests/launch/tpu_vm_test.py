@@ -221,6 +221,39 @@ def test_a_revision_that_is_not_there_is_refused(tmp_path):
   assert '--revision=v9 is no commit of this checkout' in done.stderr
 
 
+def test_variables_come_in_a_file_and_in_no_command(tmp_path):
+  programs, value = tmp_path / 'bin', 'it\'s "hidden" $HOME\nand more'
+  scripts.stand_in(programs, 'gcloud', SENT)
+  done = scripts.run(
+    scripts.LAUNCH / 'tpu_vm.sh', 'once', *ONE.split(), '--env=A_TOKEN', '--',
+    'doctor', programs=programs, PLACE=tmp_path, TMPDIR=tmp_path, A_TOKEN=value,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  words = (tmp_path / 'called').read_text()
+  assert 'scp' in words and 'worker.sh once doctor' in words
+  assert 'hidden' not in words + done.stdout + done.stderr
+  assert not [*tmp_path.glob('grpo_jax-pod*')]  # the file is gone here
+  sent = tmp_path / 'sent'
+  assert sent.stat().st_mode & 0o077 == 0
+  # A worker reads it once.
+  (tmp_path / 'venv').mkdir()
+  scripts.stand_in(
+    tmp_path / 'venv' / 'bin', 'grpo-jax', 'printf %s "$A_TOKEN"'
+  )
+  done = scripts.run(
+    scripts.LAUNCH / 'worker.sh', 'once', 'doctor',
+    GRPO_JAX_PLACE=tmp_path / 'run', GRPO_JAX_VENV=tmp_path / 'venv',
+    GRPO_JAX_ENV=sent,
+  )  # fmt: skip
+  assert done.stdout == value and not sent.exists(), done.stderr
+
+
+SENT = """
+echo "$*" >>"$PLACE/called"
+if [ "$4" = scp ]; then cp -p "$5" "$PLACE/sent"; fi
+"""
+
+
 # worker.sh
 PROGRAM = """
 trap 'exit 143' TERM
@@ -380,6 +413,7 @@ case $1 in
   pip)
     rm -rf "$HOME/installed"
     cp -r grpo_jax "$HOME/installed"
+    echo "$*" >>"$HOME/pip"
     [ -z "${OLD:-}" ] || echo 'old = 1' >"$HOME/installed/__init__.py"
     ;;
 esac
@@ -408,9 +442,9 @@ def machine(tmp_path):
   (home / '.local').mkdir()
   scripts.stand_in(home / '.local' / 'bin', 'uv', UV)
 
-  def call(word, **variables):
+  def call(*words, **variables):
     return scripts.run(
-      home / 'grpo_jax' / 'launch' / 'worker.sh', word,
+      home / 'grpo_jax' / 'launch' / 'worker.sh', *words,
       programs=programs, HOME=home, **variables,
     )  # fmt: skip
 
@@ -427,6 +461,18 @@ def test_a_worker_says_which_commit_it_has_installed(machine):
   archive.unlink()
   assert call('setup').returncode == 0
   assert call('revision').stdout == f'revision: {host} unknown\n'
+
+
+def test_extras_and_requirements_are_installed(machine):
+  _, call, archive = machine
+  home = archive.parent
+  (home / 'grpo_jax' / 'lab').mkdir()
+  (home / 'grpo_jax' / 'lab' / 'requirements.txt').write_text('sympy')
+  done = call('setup', 'wandb,math', 'lab')
+  assert done.returncode == 0, done.stderr
+  first, second = (home / 'pip').read_text().splitlines()
+  assert first.endswith('/grpo_jax[tpu,gcs,wandb,math]')
+  assert second.endswith('--requirement=lab/requirements.txt')
 
 
 def test_an_old_package_in_the_place_of_the_new_is_refused(machine):

@@ -190,6 +190,7 @@ def test_the_prediction_is_along_the_coasting_path():
   assert measured['overshoot_predicted'] == pytest.approx(expected, rel=2e-2)
 
 
+@pytest.mark.long
 def test_the_end_of_a_rollout_is_scored_again():
   made, state = make()
   rollout = bigram.rollout()
@@ -281,6 +282,7 @@ def test_overshoot_is_measured_every_n_rollouts():
   )
 
 
+@pytest.mark.long
 def test_the_difference_of_the_parameters_is_kept_where_it_is_read(monkeypatch):
   kept = []
 

@@ -112,7 +112,13 @@ def test_a_group_is_dropped_if_and_only_if_it_has_no_z_score(reward, equal):
   assert losses.uniform_groups(batch).tolist() == [equal]
 
 
-@pytest.mark.parametrize('name', methods.__all__)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.long] * (number % 2))
+    for number, name in enumerate(methods.__all__)
+  ],
+)
 def test_rounding_errors_are_no_advantage(name):
   """Rewards that differ by one unit in the last place, and equal ones."""
   entry = next(e for e in cases.METHODS if e.name.split('-')[0] == name)

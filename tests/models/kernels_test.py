@@ -80,13 +80,10 @@ def test_rows_have_the_portable_value_and_gradient(
   tiny.assert_trees_close(got, expected, 2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'name, window, context',
-  [
-    ('shared', None, 2),
-    pytest.param('packed', None, 2, marks=pytest.mark.long),
-    pytest.param('packed', 3, 4, marks=pytest.mark.long),
-  ],
+  [('shared', None, 2), ('packed', None, 2), ('packed', 3, 4)],
 )
 def test_rows_that_are_cut_have_the_value_and_gradient_of_whole_ones(
   name, window, context

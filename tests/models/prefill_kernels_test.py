@@ -90,13 +90,10 @@ def test_each_device_does_its_own_prompts_and_heads():
     np.testing.assert_allclose(got[inside], expected[inside], atol=2e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'changes',
-  [
-    pytest.param({}, marks=pytest.mark.long),
-    {**tiny.FANCY, 'num_layers': 3},
-    pytest.param(tiny.FANCY, marks=pytest.mark.long),
-  ],
+  [{}, {**tiny.FANCY, 'num_layers': 3}, tiny.FANCY],
   ids=['plain', 'fancy', 'deep'],
 )
 def test_prefill_agrees_with_the_learner_whatever_computes_it(

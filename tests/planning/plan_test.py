@@ -120,6 +120,7 @@ def test_activations_are_summed_forwards_and_backwards(remat, sums):
   assert found == 2 * 10 * token * 2 * 7 / 8
 
 
+@pytest.mark.long
 def test_a_mixture_may_begin_with_a_dense_layer(tmp_path):
   shape = json.loads((SHAPES / 'Qwen3-30B-A3B' / 'config.json').read_text())
   shape['mlp_only_layers'] = [0]

@@ -21,12 +21,9 @@ def test_what_could_not_be_compiled_is_not_taken_to_fit(monkeypatch):
   assert len(found) > 1 and not any(one.plan.is_whole for one in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-  'name, size',
-  [
-    ('h100-sxm:1x4', 4),
-    pytest.param('h100-sxm:2x8', 16, marks=pytest.mark.long),
-  ],
+  'name, size', [('h100-sxm:1x4', 4), ('h100-sxm:2x8', 16)]
 )
 def test_a_search_ranks_what_fits_first_and_the_fast_ones_before_others(
   name, size

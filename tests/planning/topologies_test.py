@@ -4,6 +4,7 @@ import pytest
 
 from grpo_jax.config import Mesh
 from grpo_jax.mesh import sharding
+from grpo_jax.planning import cloud
 from grpo_jax.planning import topologies
 
 pytestmark = pytest.mark.quick
@@ -17,6 +18,17 @@ pytestmark = pytest.mark.quick
     ('v7x:2x2x1', 1, 8, 'tpu'),  # two devices in each chip
     ('H100-SXM:2x8', 1, 16, 'gpu'),
     ('h100-sxm:8', 1, 8, 'gpu'),
+    # As clouds call them. A number of v4 and v5p is of cores, two in a chip.
+    ('v4-8', 1, 4, 'tpu'),
+    ('v5p-64', 2, 64, 'tpu'),
+    ('v5p-12288', 1, 6144, 'tpu'),
+    ('v5litepod-16', 1, 16, 'tpu'),
+    ('v5e-256', 1, 256, 'tpu'),
+    ('V6E-8', 1, 8, 'tpu'),
+    ('a3-highgpu-8g', 1, 8, 'gpu'),
+    ('a2-ultragpu-4g:3', 1, 12, 'gpu'),
+    ('p5.48xlarge:2', 1, 16, 'gpu'),
+    ('Standard_ND96isr_H100_v5', 1, 8, 'gpu'),
   ],
 )
 def test_a_name_tells_the_devices(name, slices, number, platform):
@@ -36,11 +48,22 @@ def test_a_name_tells_the_devices(name, slices, number, platform):
     ('v3:4x4', 1, 'v5e'),
     ('m1:8', 1, "no chip 'm1'"),
     ('v5e:4x4', 0, 'num_slices'),
+    ('v5p-63', 1, 'v5p comes with 8, 16, 32, .* TensorCores'),
+    ('v6e-9', 1, 'v6e comes with 1, 4, 8, .* chips .* v6e:4x4'),
+    ('a3-highgpu-8g:x', 1, 'a number of machines behind the colon'),
+    ('a9-highgpu-8g', 1, 'a cloud says it: v5p-64'),
   ],
 )
 def test_a_name_that_is_none_is_refused(name, slices, said):
   with pytest.raises(ValueError, match=said):
     topologies.named(name, slices)
+
+
+def test_every_name_of_a_cloud_is_a_topology():
+  for name in (*cloud._GPUS, 'v4-4096', 'v5litepod-1', 'v6e-256'):
+    assert topologies.named(name).number
+  assert topologies.named('v5p-64') == topologies.named('v5p:2x4x4')
+  assert topologies.named('a3-highgpu-8g:4') == topologies.named('h100-sxm:4x8')
 
 
 def test_a_mesh_of_shapes_knows_what_it_is_for():

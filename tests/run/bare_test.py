@@ -12,6 +12,7 @@ from tests import runs
 pytestmark = pytest.mark.usefixtures('shared_programs')
 
 
+@pytest.mark.long
 def test_adapters_are_warmed_up_and_trained(tmp_path):
   config = runs.small(
     reward='tests.judges:even',

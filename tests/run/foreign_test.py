@@ -92,6 +92,7 @@ def test_a_run_in_two_starts_is_the_run_in_one(whole, tmp_path):
   runs.assert_equal(tmp_path, whole)
 
 
+@pytest.mark.long
 def test_evaluate_and_sample_take_the_model_again(whole, own):
   workdir = whole
   found = grpo_jax.evaluate(

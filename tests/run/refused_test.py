@@ -32,6 +32,7 @@ QUICK = {
 }
 
 
+@pytest.mark.long
 def test_a_run_whose_updates_are_all_refused_ends_saved(
   tmp_path, capsys, monkeypatch
 ):

@@ -429,6 +429,7 @@ def _patches(seen, patch):
   sink = types.SimpleNamespace(write=lambda *_: None, close=lambda *_: None)
   note(dashboards, 'TensorBoard', lambda *_: sink)
   note(dashboards, 'Wandb', lambda *_: sink)
+  note(dashboards, 'Mlflow', lambda *_: sink)
   note(importing, 'imported')
   note(pass_at_k, 'summarize')
 

@@ -176,6 +176,8 @@ ROWS = {
   'log.tensorboard': optional('TensorBoard'),
   'log.wandb_project': optional('Wandb', 'project'),
   'log.wandb_mode': at(('Wandb', 'mode')),
+  'log.mlflow_experiment': optional('Mlflow', 'experiment'),
+  'log.mlflow_uri': at(('Mlflow', 'uri')),
   'log.completions_every_steps': completions_every,
   'log.token_effects': token_effects,
   'log.geometry_every_steps': at(('Geometry', 'every_steps')),

@@ -21,6 +21,8 @@ OWN = wiring.HERE
 # Fields whose place is in a type that the learner takes as it is; see
 # `build/specs_test.py`.
 IN_SPECS = {
+  'early_stop.metric', 'early_stop.mode', 'early_stop.patience',
+  'early_stop.least_improvement',
   'log.expected_prefixes', 'model.beyond_context',
   'optim.overshoot_every_steps', 'optim.offload',
   'reference.refresh_steps', 'reference.refresh_weight', 'reference.offload',
@@ -186,6 +188,10 @@ PAIRS = {
   'evaluation.examples': (25, 28),
   'evaluation.right_reward': (0.71, 0.72),
   'evaluation.answer': (f'{OWN}:last_digit', ''),
+  'early_stop.metric': ('loss', 'reward'),
+  'early_stop.mode': ('min', 'max'),
+  'early_stop.patience': (33, 34),
+  'early_stop.least_improvement': (0.015, 0.016),
   'checkpoint.every_steps': (5, 1),
   'checkpoint.every_minutes': (0.5, 2.5),
   'checkpoint.every_warm_up_steps': (2, 3),
@@ -198,6 +204,8 @@ PAIRS = {
   'log.tensorboard': (True, False),
   'log.wandb_project': ('sums', 'more'),
   'log.wandb_mode': ('offline', 'online'),
+  'log.mlflow_experiment': ('sums', 'more'),
+  'log.mlflow_uri': ('here.db', 'there.db'),
   'log.completions_every_steps': (4, 0),
   'log.token_effects': (True, False),
   'log.geometry_every_steps': (3, 0),
@@ -231,6 +239,7 @@ THIRD = {
   'checkpoint.export_every_saves': 1,
   'log.completions_every_steps': 2,
   'log.wandb_project': '',
+  'log.mlflow_experiment': '',
 }
 
 

@@ -17,10 +17,16 @@ from grpo_jax.data.hub._models import local as local_model
 from grpo_jax.data.hub._names import Name
 from grpo_jax.data.hub._names import parse
 from grpo_jax.data.hub._names import short
+from grpo_jax.data.hub._push import MARK
+from grpo_jax.data.hub._push import check as check_push
+from grpo_jax.data.hub._push import licence
+from grpo_jax.data.hub._push import push
 from grpo_jax.data.hub._tables import commit as data_commit
 from grpo_jax.data.hub._tables import files as data_files
+from grpo_jax.data.hub._tables import sample as data_sample
 
 __all__ = [
-  'HubError', 'Name', 'Needs', 'Unreachable', 'data_commit', 'data_files',
-  'local_model', 'model_commit', 'parse', 'short', 'telling',
+  'HubError', 'MARK', 'Name', 'Needs', 'Unreachable', 'check_push',
+  'data_commit', 'data_files', 'data_sample', 'licence', 'local_model',
+  'model_commit', 'parse', 'push', 'short', 'telling',
 ]  # fmt: skip

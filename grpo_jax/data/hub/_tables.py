@@ -68,6 +68,38 @@ def files(text: str, config: str, split: str) -> list[str]:
   return [str(folder / path) for path in paths]
 
 
+def sample(text: str) -> tuple[str, dict[str, str]]:
+  """A file here of a data set on the Hub, to look at.
+
+  Args:
+    text: A name of the Hub.
+
+  Returns:
+    Its path, and the arguments beside the name with which a source reads it:
+    'config' where there are several, 'split' if it is not 'train'.
+
+  Raises:
+    ValueError: There is no such data set, or no file of it can be read.
+    OSError: The disk is too small.
+  """
+  name = _names.parse(text)
+  assert name is not None  # the caller has asked
+  repository = _converted(name) if name.at == 'main' else None
+  tables = _converted_tables(repository.files)[0] if repository else {}
+  if repository is None or not tables:
+    repository = _repository.find('dataset', name.repository, name.at)
+    tables = _converted_tables(repository.files)[0] or _own_tables(repository)
+  if not tables:
+    raise _asking.HubError(_nothing(name))
+  config = _DEFAULT if _DEFAULT in tables else next(iter(tables))
+  split = 'train' if 'train' in tables[config] else next(iter(tables[config]))
+  path = tables[config][split][0]
+  kwargs = {'split': split} if split != 'train' else {}
+  if len(tables) > 1 and config != _DEFAULT:
+    kwargs['config'] = config
+  return str(_repository.download(repository, [path]) / path), kwargs
+
+
 def commit(name: _names.Name, config: str, split: str) -> str:
   """The commit that has a split: of the conversion, or of the repository.
 
@@ -134,10 +166,7 @@ def _chosen(
     HubError: It has not.
   """
   if not tables:
-    raise _asking.HubError(
-      f'{name.repository} on the Hub has no Parquet or JSONL files; write it '
-      'to one, and give that.'
-    )
+    raise _asking.HubError(_nothing(name))
   chosen = _config_in(tables, config)
   if not config and len(tables) > 1 and _DEFAULT in tables:
     chosen = _DEFAULT
@@ -156,6 +185,13 @@ def _chosen(
       f"{{'split': {min(tables[chosen])!r}}}."
     )
   return {chosen: tables[chosen]}
+
+
+def _nothing(name: _names.Name) -> str:
+  return (
+    f'{name.repository} on the Hub has no Parquet or JSONL files; write it to '
+    'one, and give that.'
+  )
 
 
 def _converted_tables(paths: Iterable[str]) -> tuple[Tables, list[str]]:

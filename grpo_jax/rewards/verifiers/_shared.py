@@ -91,6 +91,21 @@ def answers(reward: str, example: Mapping[str, Any]) -> tuple[Answer, ...]:
   return tuple(_answer(reward, _python_value(item)) for item in items)
 
 
+def shown_answer(record: Mapping[str, Any]) -> str:
+  """The text that a demonstration shows as the answer of a record.
+
+  >>> shown_answer({'answer': [72.0, 'seventy-two']})
+  '72'
+
+  Args:
+    record: With 'answer'. Of several that are right, the first is shown.
+
+  Raises:
+    ValueError: The answer is no text, no number and no list of these.
+  """
+  return answers('A demonstration', record)[0].text
+
+
 def unusable(reward: str, required: str, given: Any) -> ValueError:
   """The error of a reference that a verifier cannot compare with.
 

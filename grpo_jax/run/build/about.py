@@ -46,6 +46,8 @@ def monitored(config: config_lib.Config) -> monitor.Options:
     log.tensorboard,
     log.wandb_project,
     log.wandb_mode,
+    log.mlflow_experiment,
+    log.mlflow_uri,
     monitor.Limits(
       log.kl_alarm,
       log.entropy_alarm,

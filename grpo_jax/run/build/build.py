@@ -73,6 +73,7 @@ class Run(Sampler):
   learn: specs.LearnSpec
   warm_up: specs.WarmUpSpec | None  # None without one
   keep: specs.KeepSpec
+  early_stop: specs.EarlyStopSpec
   measure: specs.MeasureSpec
   sources: tuple[workdir.Source, ...]
   prompts: Any  # endless grain dataset of records
@@ -106,7 +107,9 @@ def run(
   answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   judges = build_rewards.functions(config, objects, mesh)
-  limits.check_best_metric(config, [judge.name for judge in judges])
+  labels = [judge.name for judge in judges]
+  limits.check_best_metric(config, labels)
+  limits.check_early_stop(config, labels)
   train, shares_of = build_data.train(config, objects)
   heldout = build_data.heldout(config, objects)
   method = build_method.method_of(config, objects)
@@ -132,7 +135,7 @@ def run_specs(
   method: losses.LossTransform,
 ) -> dict[str, Any]:
   """The specs of what learns, by the name of their field in `Run`."""
-  kept, log = config.checkpoint, config.log
+  kept, log, early = config.checkpoint, config.log, config.early_stop
   return {
     'steps': config.steps,
     'learn': build_learner.learn_spec(config, model, mesh, method),
@@ -145,6 +148,9 @@ def run_specs(
       export_dtype=kept.export_dtype,
       completions_every_steps=log.completions_every_steps,
       samples=log.samples,
+    ),
+    'early_stop': specs.EarlyStopSpec(
+      early.metric, early.mode, early.patience, early.least_improvement
     ),
     'measure': specs.MeasureSpec(
       log.completions_every_steps if log.token_effects else 0,
@@ -422,7 +428,7 @@ def abstract(
     ValueError: A part cannot be built; the message says why.
   """
   path, method = config.model.path, config.learner.method
-  if objects_lib.is_object(path) or build_model.is_function(path):
+  if objects_lib.is_object(path) or importing.is_function(path):
     raise ValueError(
       f'config.model.path={path!r} is a model of your own, whose programs are '
       'not known here; try it with `grpo-jax train --check`.'

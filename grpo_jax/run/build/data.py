@@ -9,6 +9,8 @@ find the same widths. What was measured in files is kept in the user's cache
 directory, so that the next start need not encode them again.
 
 All of it is one file, because widths are measured in every kind of source.
+Nothing here imports JAX, so that `grpo-jax data` and misspelt names need no
+seconds for that.
 """
 
 from collections.abc import Callable
@@ -23,24 +25,25 @@ import itertools
 import json
 import os
 import pathlib
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import NamedTuple
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
 from grpo_jax.config import whole_files
 from grpo_jax.data import JsonlSource
 from grpo_jax.data import hub
-from grpo_jax.episodes import rollout
-from grpo_jax.run.build import model as build_model
-from grpo_jax.run.build import placing
-from grpo_jax.run.build.specs import WidthSpec
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 from grpo_jax.run.keep.objects import is_object
+
+if TYPE_CHECKING:
+  from grpo_jax.run.build.specs import WidthSpec
 
 Config = config_lib.Config
 Source = config_lib.Source
@@ -96,7 +99,7 @@ def _tokenizer_as_named(config: Config, objects: Objects) -> data.Tokenizer:
       return objects.tokenizer
     return objects.tokenizer.with_format(prompts)
   path = config.model.path
-  if objects.model is not None or build_model.is_function(path):
+  if objects.model is not None or importing.is_function(path):
     if not fields.tokenizer:
       raise ValueError(
         'config.data.tokenizer is empty, which means the tokenizer of the '
@@ -226,9 +229,9 @@ def open_source(
   prefix, colon, behind = name.partition(':')
   if own is not None:
     return _with_last_turn(own, config)
-  if name in _BUILT_IN:
+  if name in BUILT_IN:
     _check_kwargs(source, ())
-    return _BUILT_IN[name](split)
+    return BUILT_IN[name](split)
   if hub.parse(name):
     return _hub(source, split, config)
   if colon and prefix in PREFIXES:
@@ -257,7 +260,7 @@ def _with_last_turn(source: Any, config: Config) -> Any:
   return data.WithoutLastTurns(source)
 
 
-_BUILT_IN = {
+BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
   'largest': data.LargestSource,
 }
@@ -516,7 +519,7 @@ def files(config: Config) -> dict[str, list[str]]:
 def files_of(source: Source) -> list[str] | None:
   """The files of a source; none for one in no file, None for one built in."""
   name = source.name
-  if name in _BUILT_IN:
+  if name in BUILT_IN:
     return None
   if hub.parse(name):
     return _hub_files(source, source.kwargs.get('split', 'train'))
@@ -587,8 +590,10 @@ def with_widths(
   return dataclasses.replace(config, data=fields)
 
 
-def data_spec(config: Config) -> WidthSpec:
+def data_spec(config: Config) -> 'WidthSpec':
   """The widths of a config that has them."""
+  from grpo_jax.run.build.specs import WidthSpec  # whose module needs JAX
+
   fields = config.data
   return WidthSpec(
     fields.prompt_buckets, fields.completion_buckets, fields.too_long == 'drop'
@@ -598,7 +603,7 @@ def data_spec(config: Config) -> WidthSpec:
 Fits = Callable[[Mapping[str, Any]], bool]
 
 
-def fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
+def fits(spec: 'WidthSpec', tokenizer: data.Tokenizer) -> Fits | None:
   """Whether the prompt of a record is no longer than the largest width.
 
   Returns:
@@ -611,7 +616,7 @@ def fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
   return lambda record: len(tokenizer.encode_prompt(record['prompt'])) <= width
 
 
-def shown_fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
+def shown_fits(spec: 'WidthSpec', tokenizer: data.Tokenizer) -> Fits | None:
   """As `fits`, of a demonstration: its answer is a completion."""
   prompt_fits = fits(spec, tokenizer)
   if prompt_fits is None:
@@ -623,7 +628,7 @@ def shown_fits(spec: WidthSpec, tokenizer: data.Tokenizer) -> Fits | None:
 
 
 def heldout_records(
-  spec: WidthSpec, tokenizer: data.Tokenizer, heldout: Any, most: int
+  spec: 'WidthSpec', tokenizer: data.Tokenizer, heldout: Any, most: int
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
   """The first held-out records, and how many were too long.
 
@@ -647,7 +652,7 @@ def heldout_records(
 
 def _answer_tokens(tokenizer: data.Tokenizer, record: Mapping[str, Any]) -> int:
   # And the end token.
-  return len(tokenizer.encode(rollout.shown_answer(record))) + 1
+  return len(tokenizer.encode(rewards.shown_answer(record))) + 1
 
 
 def _limits(config: Config) -> dict[str, int]:
@@ -827,7 +832,7 @@ def _key(
   except OSError:  # said where the file is opened
     return None
   facts = {
-    'form': 3,  # of this dict, and of how widths follow from data
+    'form': 4,  # of this dict, and of how widths follow from data
     'sources': dataclasses.asdict(fields)['train'],
     'heldout': dataclasses.asdict(fields)['heldout'],
     'demonstrations': config.warm_up.steps > 0
@@ -842,7 +847,7 @@ def _key(
     'files': paths,
     'modified': modified,
     'contents': contents,
-    'tokenizer': placing.record(tokenizer)['sha256'],
+    'tokenizer': tokenizer.fingerprint(),
   }
   name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
   return data.cache_directory() / 'widths' / f'{name[:32]}.json'

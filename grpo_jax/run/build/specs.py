@@ -104,6 +104,16 @@ class EvaluationSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class EarlyStopSpec:
+  """When a run ends before its last rollout; see `config.EarlyStop`."""
+
+  metric: str  # '': never
+  mode: str
+  patience: int
+  least_improvement: float
+
+
+@dataclasses.dataclass(frozen=True)
 class KeepSpec:
   """What is kept in the workdir, and when; see `config.Checkpoint`."""
 

@@ -35,6 +35,7 @@ class Repository:
 
   commits: dict[str, dict[str, bytes]] = dataclasses.field(default_factory=dict)
   branches: dict[str, str] = dataclasses.field(default_factory=dict)
+  card: dict[str, Any] = dataclasses.field(default_factory=dict)
   private: bool = False
   gated: bool = False
 
@@ -167,6 +168,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if parts[0] == 'api':
       if self.hub.faults.api:
         return self._fault(self.hub.faults.api)
+      if parts[1] not in ('models', 'datasets'):
+        return self._error(404, 'EntryNotFound', 'Not here')
       return self._info(parts[1], '/'.join(parts[2:4]), parts[4:])
     if self.hub.faults.files:
       return self._fault(self.hub.faults.files)
@@ -254,6 +257,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     sha = one.branches.get(at, at)
     if sha not in one.commits:
       return self._error(404, 'RevisionNotFound', f'Invalid rev id: {at}')
+    if rest[:1] == ['tree']:
+      return self._json(
+        [
+          {
+            'type': 'file',
+            'oid': _git_sha(contents),
+            'size': len(contents),
+            'path': path,
+          }
+          for path, contents in sorted(one.commits[sha].items())
+        ]
+      )
     self._json(
       {
         '_id': '0',
@@ -264,6 +279,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         'gated': 'auto' if one.gated else False,
         'tags': [],
         'downloads': 0,
+        'cardData': one.card,
         'siblings': [
           _described(path, contents)
           for path, contents in sorted(one.commits[sha].items())

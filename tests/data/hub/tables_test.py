@@ -7,6 +7,7 @@ from pyarrow import parquet
 import pytest
 
 from grpo_jax import config as config_lib
+from grpo_jax.data import first_look
 from grpo_jax.data import hub as hub_lib
 from grpo_jax.run.build import data as build_data
 from tests.data.hub import stand_in
@@ -146,6 +147,31 @@ def test_nothing_to_read(hub):
   hub.datasets[NAME].commit({'train.csv': b'a'})
   refused('no Parquet or JSONL files')
   refused('names a file', name=f'{NAME}:train.jsonl')
+
+
+def test_a_first_look_at_a_name(hub):
+  """What it says is what a person then types."""
+  hub.datasets[NAME].commit(
+    {'b/test/0.parquet': table('1'), 'a/test/0.parquet': table('2+0', '1+1')},
+    CONVERTED,
+  )
+  found = first_look.look(NAME, 2)
+  assert [one.prompt for one in found.records] == ['2+0', '1+1']
+  kwargs = {'split': 'test', 'config': 'a'}
+  assert found.settings == {
+    'data.train': ({'name': NAME, 'kwargs': kwargs},),
+    'data.prompt_field': 'question',
+  }
+  source = config_lib.Source(NAME, kwargs=kwargs)
+  data = config_lib.Data(prompt_field='question')
+  config = config_lib.Config(data=data)
+  assert len(build_data.open_source(config, source, 'train')) == 2
+  own = {'default/train/0.jsonl': b'{"prompt": "1", "answer": "2"}'}
+  hub.datasets['lab/own'].commit(own)
+  assert first_look.look('lab/own', 1).settings == {'data.train': 'lab/own'}
+  hub.datasets['lab/none'].commit({'a.csv': b''})
+  with pytest.raises(ValueError, match='no Parquet or JSONL files'):
+    first_look.look('lab/none', 1)
 
 
 def test_records(hub):

@@ -57,15 +57,8 @@ def test_a_group_that_shares_its_prompt_has_the_same_log_probabilities(name):
     np.testing.assert_allclose(completion, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    'qwen3_moe',
-    pytest.param('gemma3', marks=pytest.mark.long),
-    pytest.param('gemma2', marks=pytest.mark.long),
-    pytest.param('qwen2', marks=pytest.mark.long),
-  ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize('name', ['qwen3_moe', 'gemma3', 'gemma2', 'qwen2'])
 def test_prefill_and_decode_continue_the_same(name):
   """Beyond windows, in caches of their length, and with scaled positions."""
   one = golden.golden(name)

@@ -96,6 +96,12 @@ ROWS = {
   'evaluation.every_steps': 'evaluation.every_steps',
   'evaluation.examples': 'evaluation.examples',
   'evaluation.answer': 'evaluation.answer',
+  'early_stop.metric': lambda config: config.early_stop.metric,
+  'early_stop.mode': lambda config: config.early_stop.mode,
+  'early_stop.patience': lambda config: config.early_stop.patience,
+  'early_stop.least_improvement': lambda config: (
+    config.early_stop.least_improvement
+  ),
   'keep.every_steps': 'checkpoint.every_steps',
   'keep.every_minutes': 'checkpoint.every_minutes',
   'keep.keep_last': 'checkpoint.keep_last',

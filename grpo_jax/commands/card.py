@@ -1,0 +1,223 @@
+"""The card of a model that goes to the Hub: what it is, and what it learned.
+
+It names what can be found by everybody. Paths, prompts, arguments of commands,
+environment variables and functions of one's own stay here.
+"""
+
+from collections.abc import Iterator
+import math
+import pathlib
+from typing import Any
+
+from grpo_jax.config import Config
+from grpo_jax.config import plain_text
+from grpo_jax.data import hub
+from grpo_jax.lab.report import read
+from grpo_jax.lab.report import sections
+from grpo_jax.run.build import data as build_data
+
+CURVE = 'learning_curve.png'
+_ACCURACY = 'heldout_accuracy'
+_QUANTILE = 1.959964  # of the normal distribution, for 95 %
+_OWN = 'of its owner'
+
+
+def write(
+  folder: pathlib.Path, name: str, workdir: str, step: int | None, adapter: bool
+) -> None:
+  """Writes README.md, and the curve of a run, into the folder of a model.
+
+  Args:
+    folder: Of the model, or of an adapter.
+    name: Of the repository that it goes to: 'owner/name'.
+    workdir: Of the run that made it; '' if it is a converted model.
+    step: How many rollouts it has learned from.
+    adapter: Whether it is an adapter.
+
+  Raises:
+    OSError: A file cannot be written.
+  """
+  run = read.run(workdir) if workdir else None
+  if run is None or run.config is None:
+    text = '\n'.join([*_head('', [], adapter), '', f'# {name}', '', _FOOT])
+    (folder / 'README.md').write_text(text)
+    return
+  has_curve = _draw(run, step, folder / CURVE)
+  lines = [
+    *_head(run.config.model.path, _data_names(run.config), adapter),
+    '',
+    f'# {name}',
+    '',
+    _sentence(run.config, step, adapter),
+    '',
+    *_facts(run.config, step),
+    '',
+    *_figures(run, step),
+  ]
+  if has_curve:
+    lines += ['', f'![Learning curve]({CURVE})']
+  (folder / 'README.md').write_text('\n'.join([*lines, '', _FOOT]))
+
+
+_FOOT = 'Written by grpo_jax, which post-trains language models.\n'
+
+
+def _head(base: str, names: list[str], adapter: bool) -> list[str]:
+  """The front matter, as the Hub reads it."""
+  lines = ['---']
+  if name := hub.parse(base):
+    lines.append(f'base_model: {name.repository}')
+    if licence := hub.licence(base):
+      lines.append(f'license: {licence}')
+  if names:
+    lines += ['datasets:', *(f'- {one}' for one in names)]
+  lines += [
+    f'library_name: {"peft" if adapter else "transformers"}',
+    'pipeline_tag: text-generation',
+    'tags:',
+    *(f'- {tag}' for tag in ('grpo', 'reinforcement-learning', hub.MARK)),
+    '---',
+  ]
+  return lines
+
+
+def _data_names(config: Config) -> list[str]:
+  """The data sets of the Hub among the sources of prompts."""
+  found = [
+    name.repository
+    for source in build_data.sources_in(config.data.train)
+    if (name := hub.parse(source.name))
+  ]
+  return list(dict.fromkeys(found))
+
+
+def _sentence(config: Config, step: int | None, adapter: bool) -> str:
+  what = 'A LoRA adapter for' if adapter else 'This is'
+  return (
+    f'{what} {_base(config)}, after {step} rollouts of reinforcement learning.'
+  )
+
+
+def _base(config: Config) -> str:
+  path = config.model.path
+  if name := hub.parse(path):
+    at = name.commit[:7] or name.revision
+    return name.repository + (f' (commit {at})' if at else '')
+  return 'a model of its owner' if path else 'a model with random weights'
+
+
+def _facts(config: Config, step: int | None) -> Iterator[str]:
+  """A table of what the run did."""
+  sampler, optim = config.sampler, config.optim
+  yield '| | |'
+  yield '| --- | --- |'
+  rows = {
+    'base model': _base(config),
+    'prompts': ', '.join(_sources(config)),
+    'rewards': ', '.join(
+      one.name if ':' not in one.name else f'a function {_OWN}'
+      for one in config.rewards
+    ),
+    'method': _method_name(config),
+    **sections.formula(config),
+    'rollouts': str(step),
+    'a rollout': f'{sampler.prompts} prompts, {sampler.group} completions each',
+    'sampling': f'temperature {sampler.temperature:g}, '
+    f'at most {sampler.max_tokens} tokens',
+    'learning rate': f'{optim.lr:g}',
+  }
+  for name, text in rows.items():
+    yield f'| {name} | {_cell(text)} |'
+
+
+def _sources(config: Config) -> Iterator[str]:
+  for source in build_data.sources_in(config.data.train):
+    if name := hub.parse(source.name):
+      yield name.repository
+    elif source.name in build_data.BUILT_IN or source.name.startswith(
+      ('reasoning_gym:', 'tfds:')
+    ):
+      yield source.name
+    else:
+      yield f'data {_OWN}'
+
+
+def _method_name(config: Config) -> str:
+  name = config.learner.method
+  return f'a method {_OWN}' if ':' in name else name
+
+
+def _figures(run: read.Run, step: int | None) -> Iterator[str]:
+  """What held-out problems and rewards were, with their intervals."""
+  steps, values = run.metrics.points(_ACCURACY)
+  known = [
+    (int(at), float(value))
+    for at, value in zip(steps, values, strict=True)
+    if step is None or at <= step
+  ]
+  assert run.config is not None
+  number = run.config.evaluation.examples
+  if not known:
+    return
+  graded = run.metrics.values.get('heldout_graded')
+  is_share = graded is None or not (graded > 0).any()
+  yield '| rollouts | held-out problems, mean of the first reward | 95 % |'
+  yield '| --- | --- | --- |'
+  for at, value in dict.fromkeys((known[0], known[-1])):
+    low, high = share_interval(value, number)
+    interval = f'{low:.3f} to {high:.3f}' if is_share else ''
+    yield f'| {at} | {value:.3f} | {interval} |'
+  if not is_share:
+    return
+  yield ''
+  yield (
+    f'The interval is that of {number} problems which are right or wrong '
+    '(Wilson).'
+  )
+
+
+def share_interval(share: float, number: int) -> tuple[float, float]:
+  """The 95 % interval of a share, by Wilson's score.
+
+  Args:
+    share: Of right answers, from 0 to 1.
+    number: Of answers.
+
+  >>> [round(end, 3) for end in share_interval(0.5, 100)]
+  [0.404, 0.596]
+  >>> share_interval(0.0, 10)[0]
+  0.0
+  """
+  z2 = _QUANTILE**2
+  middle = (share + z2 / (2 * number)) / (1 + z2 / number)
+  spread = share * (1 - share) / number + z2 / (4 * number**2)
+  half = _QUANTILE * math.sqrt(max(spread, 0.0)) / (1 + z2 / number)
+  return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _draw(run: read.Run, step: int | None, path: pathlib.Path) -> bool:
+  """Draws rewards and held-out problems; whether there was anything."""
+  from matplotlib import figure
+
+  names = {'reward': 'reward of rollouts', _ACCURACY: 'held-out problems'}
+  curves: dict[str, Any] = {}
+  for name, label in names.items():
+    at, values = run.metrics.points(name)
+    kept = at <= step if step is not None else at == at
+    if kept.sum() > 1:
+      curves[label] = at[kept], values[kept]
+  if not curves:
+    return False
+  made = figure.Figure(figsize=(6, 3.5), layout='constrained')
+  axes = made.subplots()
+  for label, (at, values) in curves.items():
+    axes.plot(at, values, label=label)
+  axes.set_xlabel('rollouts')
+  axes.legend(frameon=False)
+  made.savefig(path, dpi=120)
+  return True
+
+
+def _cell(text: str) -> str:
+  """A text in one cell of a table."""
+  return plain_text.printable(' '.join(text.split())).replace('|', '\\|')
