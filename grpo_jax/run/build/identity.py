@@ -47,6 +47,7 @@ def compared(config: Config, objects: Objects = NOTHING) -> dict[str, Any]:
     same[f'the SHA-256 of {file}'] = data.fingerprint([str(file)], _PARTS)
   names = [reward.name for reward in config.rewards]
   names += [config.learner.method, config.evaluation.answer]
+  names += config.learner.fields.values()
   files = build_data.files(config) | {
     f'the module of {name}': _module_files(name)
     for name in names
