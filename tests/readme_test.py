@@ -56,7 +56,7 @@ RUN_BELOW = {
   'README.md': 3,
   'configs/README.md': 1,
   'grpo_jax/diagnostics/README.md': 1,
-  'grpo_jax/losses/README.md': 2,
+  'grpo_jax/losses/README.md': 4,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
   'grpo_jax/data/README.md': 2,
@@ -187,6 +187,20 @@ def test_the_lines_for_tunix_run(capsys):
   assert "'adam_carried_norm'" in capsys.readouterr().out
 
 
+def test_the_examples_of_fields_of_ones_own_run():
+  """The advantage of a group is multiplied by the number of its record."""
+  _, own, by_token, _ = blocks('grpo_jax/losses/README.md', 'python')
+  method = run(own, losses=losses)['weighted']()
+  batch = losses.make_batch(
+    jnp.ones((2, 2, 3), bool),
+    jnp.array([[1.0, 0], [1, 0]]),
+    extras={'my_weight': jnp.array([[3.0, 3], [1, 1]])},
+  )
+  batch, _ = losses.credit(method, batch, method.init())
+  assert batch.advantage[:, :, 0].tolist() == [[1.5, -1.5], [0.5, -0.5]]
+  assert run(by_token)['by_token']({'rare_ids': [7]}, [7, 8]) == [2.0, 1.0]
+
+
 class Tensor(np.ndarray):
   """As much of a tensor of PyTorch as the example needs."""
 
@@ -212,7 +226,7 @@ def test_the_example_of_flat_rows_runs():
     return tensor
 
   done = run(
-    blocks('grpo_jax/losses/README.md', 'python')[1],
+    blocks('grpo_jax/losses/README.md', 'python')[3],
     jax=jax,
     np=np,
     losses=losses,

@@ -17,6 +17,7 @@ from grpo_jax.commands import options
 from grpo_jax.commands import peers
 from grpo_jax.commands import table as command_line
 from grpo_jax.config import Config
+from grpo_jax.config import changes as config_changes
 from grpo_jax.lab import audits
 from tests.commands import data_example
 from tests.data import peer_files
@@ -93,6 +94,28 @@ def config_options(config_class: type = Config) -> str:
   return '\n'.join(parts)
 
 
+def changes() -> str:
+  """Which fields may change when a run goes on."""
+  heads = {
+    'free': 'at any start',
+    'allowed': 'with `--allow_changed`',
+    'fixed': 'never',
+  }
+  groups: dict[str, dict[str, str]] = {}
+  for name, kind in config_changes.kinds().items():
+    groups.setdefault(name.rpartition('.')[0], {})[name] = kind
+  fields: dict[str, list[str]] = {kind: [] for kind in heads}
+  for group, members in groups.items():
+    if group and len({*members.values()}) == 1:  # all of one kind
+      members = {f'{group}.*': next(iter(members.values()))}
+    for name, kind in members.items():
+      fields[kind].append(f'`{name}`')
+  rows = [(head, ', '.join(fields[kind])) for kind, head in heads.items()]
+  return table(('may change', 'fields'), rows) + (
+    '\n`steps` may change at any start while `optim.decay` is `constant`.'
+  )
+
+
 def other_names() -> str:
   """What TRL and verl call the options."""
   rows = [
@@ -114,6 +137,7 @@ def methods(rows: Sequence[dict[str, str]] = ()) -> str:
 PARTS = {
   'options': ('configs/README.md', config_options),
   'peers': ('configs/README.md', other_names),
+  'changes': ('grpo_jax/run/README.md', changes),
   'commands': ('grpo_jax/commands/README.md', commands),
   'data': ('grpo_jax/commands/README.md', data_example.markdown),
   'papers': ('grpo_jax/losses/README.md', papers),

@@ -145,6 +145,7 @@ CONFIG = [
   ({'learner.pack_tokens': 8, 'learner.layout': 'padded'}, 'pack_tokens with'),
   ({'learner.anchor': 'x'}, "learner.anchor='x'"),
   ({'learner.anchor': 'sampler', 'sampler.top_k': 5}, 'ratio of every token'),
+  ({'learner.fields': {'x': 1}}, "learner.fields['x']=1; name a function"),
   ({'learner.on_zero_advantage': 'x'}, "learner.on_zero_advantage='x'"),
   ({'learner.nonfinite_rollouts': -1}, 'learner.nonfinite_rollouts=-1'),
   ({'learner.expert_balance': -0.1}, 'learner.expert_balance=-0.1'),

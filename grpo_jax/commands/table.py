@@ -46,8 +46,8 @@ COMMANDS = {
     'train:run',
     'Trains a model, or continues a run; prints one JSON line at the end.',
     (
-      'config', 'workdir', 'check', 'replay', 'profile_steps', *SEVERAL,
-      'json', 'verbose',
+      'config', 'workdir', 'allow_changed', 'check', 'replay',
+      'profile_steps', *SEVERAL, 'json', 'verbose',
     ),
   ),
   'eval': Command(
@@ -177,6 +177,13 @@ FLAGS = {
     'Workdir of a run, whose times are laid beside the least possible.',
     str,
     '',
+  ),
+  'allow_changed': Flag(
+    'Fields in which the config may differ from that of the run in the '
+    'workdir, as in optim.lr,rewards.weight: the run goes on with the new '
+    'values. Most fields can never change (grpo_jax/run/README.md).',
+    tuple[str, ...],
+    (),
   ),
   'check': Flag(
     'Show the config, shapes, memory and the first rollout, and train nothing.',

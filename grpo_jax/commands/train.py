@@ -16,6 +16,7 @@ def run(arguments: Arguments) -> int:
   """Trains a model; returns the exit code."""
   config, workdir, stop = arguments.config, arguments.workdir, together.STOP
   steps = _step_range(arguments.profile_steps, config.steps)
+  allowed = config_lib.check_allowed(arguments.allow_changed)
   if arguments.check:
     with together.joined(arguments) as peers:
       _check(arguments, peers.is_first)
@@ -26,7 +27,13 @@ def run(arguments: Arguments) -> int:
     with screen.phase('loading JAX'):  # only now: it takes seconds
       from grpo_jax.run import loop
     result = loop.train(
-      config, workdir, stop, arguments.replay, steps, screen=screen
+      config,
+      workdir,
+      stop,
+      arguments.replay,
+      steps,
+      screen=screen,
+      allowed=allowed,
     )
   if is_first:
     result = {**result, 'peak_memory_gib': host_memory.peak_gib()}
@@ -46,7 +53,9 @@ def _check(arguments: Arguments, is_first: bool) -> None:
     with screen.phase('loading JAX'):
       from grpo_jax.planning import dry_run
     with screen.phase('building, sampling and compiling, without training'):
-      report = dry_run.inspect(arguments.config, arguments.workdir)
+      report = dry_run.inspect(
+        arguments.config, arguments.workdir, arguments.allow_changed
+      )
   (printing.show_json if arguments.json else show_check)(report)
 
 

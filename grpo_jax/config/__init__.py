@@ -9,6 +9,10 @@ nothing reads a ConfigDict and nothing has another default.
 import dataclasses
 from typing import TYPE_CHECKING
 
+from grpo_jax.config.changes import check_allowed
+from grpo_jax.config.changes import is_allowed
+from grpo_jax.config.changes import is_free
+from grpo_jax.config.changes import kind_of
 from grpo_jax.config.fields import Checkpoint
 from grpo_jax.config.fields import Config
 from grpo_jax.config.fields import Data
@@ -35,53 +39,15 @@ if TYPE_CHECKING:
   import ml_collections
 
 __all__ = [
-  'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Evaluation', 'FREE',
-  'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS',
-  'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp', 'Workers',
-  'dataclass_from_dict', 'default', 'flat', 'is_free', 'resolve', 'within',
+  'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Evaluation', 'Learner', 'Log',
+  'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS', 'Reference', 'Reward',
+  'Sampler', 'Source', 'WarmUp', 'Workers', 'check_allowed',
+  'dataclass_from_dict', 'default', 'flat', 'is_allowed', 'is_free', 'kind_of',
+  'resolve', 'within',
 ]  # fmt: skip
 
 
-# What may change when a run goes on: how the work is divided, kept or shown,
-# but not what is learned.
-FREE = (
-  'compilation_cache',
-  'mesh',
-  'checkpoint',
-  'log',
-  'evaluation.every_steps',
-  'evaluation.examples',
-  'evaluation.answer',
-  'early_stop',
-  'data.too_long',  # so that a run that has met such a prompt can go on
-  'learner.layout',
-  'learner.micro_rows',
-  'learner.row_completions',
-  'learner.pack_tokens',
-  'learner.nonfinite_rollouts',
-  'model.attention',
-  'model.beyond_context',
-  'model.remat',
-  'model.unroll',
-  'sampler.max_rows',
-  'optim.offload',
-  'reference.offload',
-  'workers',
-)
-
-
 _TWO_TYPES = ('data', 'train'), ('data', 'heldout'), ('model', 'remat')
-
-
-def is_free(name: str, config: Config) -> bool:
-  """Whether the field `name` may change when a run goes on.
-
-  Those of `FREE` may, and `steps` too, unless the learning rate decays over
-  them.
-  """
-  if name == 'steps':
-    return config.optim.decay == 'constant'
-  return within(name, FREE)
 
 
 def default() -> 'ml_collections.ConfigDict':

@@ -200,6 +200,7 @@ def checks(config: Any):
     'keep; leave them out, and set MLFLOW_TRACKING_USERNAME and '
     'MLFLOW_TRACKING_PASSWORD',
   )
+  yield from _checks_of_fields(learner.fields)
   yield (
     sampler.prompts % learner.batches == 0,
     f'learner.batches={learner.batches} with sampler.prompts='
@@ -458,6 +459,17 @@ def _checks_of_sampler(sampler: Any):
     f'sampler.max_tokens={sampler.max_tokens}, whose product, {tokens:,} '
     f'tokens of a rollout, is above {_MOST_COUNT:,}; give less',
   )
+
+
+def _checks_of_fields(fields: dict[str, Any]):
+  """As `checks`, of the functions for fields of a batch."""
+  for name, value in fields.items():
+    is_function = isinstance(value, str) and (':' in value or value[:1] == '<')
+    yield (
+      is_function,
+      f'learner.fields[{name!r}]={value!r:.60}; name a function, as in '
+      "'my_lab.losses:by_token'",
+    )
 
 
 def _checks_of_windows(model: Any):

@@ -5,16 +5,28 @@ from typing import Any
 
 from grpo_jax.config import checks
 
+# Whether a field may change when a run goes on.
+FREE = 'free'  # how the work is divided, kept or shown, not what is learned
+ALLOWED = 'allowed'  # what is learned, if the start says so: --allow_changed
+FIXED = 'fixed'
 
-def field(default: Any, meaning: str, bools: tuple[str, ...] = ()) -> Any:
+
+def field(
+  default: Any,
+  meaning: str,
+  bools: tuple[str, ...] = (),
+  change: str = FIXED,
+) -> Any:
   """A field of a config.
 
   Args:
     default: Its value where nothing else is said.
     meaning: Its help text.
     bools: What False and True stand for, where it may also be a bool.
+    change: Whether it may change when a run goes on: `FREE`, `ALLOWED` or
+      `FIXED`.
   """
-  metadata = {'meaning': meaning, 'bools': bools}
+  metadata = {'meaning': meaning, 'bools': bools, 'change': change}
   if isinstance(default, dict):
     return dataclasses.field(default_factory=default.copy, metadata=metadata)
   return dataclasses.field(default=default, metadata=metadata)
@@ -80,17 +92,20 @@ class Model:
     'and the inputs lie in the memory of the host until they are needed. True '
     "stands for 'layer', and False for 'none'.",
     bools=('none', 'layer'),
+    change=FREE,
   )
   unroll: bool = field(
     False,
     'Whether layers are compiled one by one instead of as a loop. Compiling '
     'takes longer; running is faster for a few layers.',
+    change=FREE,
   )
   attention: str = field(
     'auto',
     "Code that computes attention in training and over prompts: 'xla' on any "
     "device, 'splash' on TPUs, 'cudnn' on GPUs with bfloat16. 'auto' takes "
     'the one for the device.',
+    change=FREE,
   )
   beyond_context: bool = field(
     False,
@@ -98,6 +113,7 @@ class Model:
     'model of `path` was made for: max_position_embeddings in its '
     'config.json, or what its YaRN scaling reaches. Such a run is refused '
     'otherwise, because the model gets worse there without a sign.',
+    change=FREE,
   )
 
 
@@ -241,6 +257,7 @@ class Data:
     "there, and otherwise later, from which the run can go on; 'drop' takes "
     'the next prompt and counts the others (metrics prompts_too_long, '
     'heldout_too_long).',
+    change=FREE,
   )
 
 
@@ -256,6 +273,7 @@ class Reward:
   weight: float = field(
     1.0,
     'Factor of this reward in the sum; 0 measures it without training on it.',
+    change=ALLOWED,
   )
   kwargs: dict[str, Any] = field(
     {},
@@ -296,26 +314,31 @@ class Workers:
     0,
     'How many beside each process of the run; 0: one for each core that it '
     'may use, at most 16.',
+    change=FREE,
   )
   time_limit_secs: float = field(
     10.0,
     'The most processor time of one call of a reward function and of all that '
     'it starts, seconds; starting and importing are not counted. So a busy '
     'machine fails no call. One that only waits ends at wall_limit_secs.',
+    change=FREE,
   )
   memory_limit_gib: float = field(
     4.0,
     'The most memory of one of them and of all that it starts, GiB. It limits '
     'address space, of which some libraries take more than they use.',
+    change=FREE,
   )
   start_limit_secs: float = field(
     120.0,
     'The longest that starting one and importing a reward may take, seconds.',
+    change=FREE,
   )
   wall_limit_secs: float = field(
     0.0,
     'The longest that one call may take by the clock, seconds; 0: ten times '
     'time_limit_secs.',
+    change=FREE,
   )
 
 
@@ -356,6 +379,7 @@ class Sampler:
     4096,
     'Completions that are decoded at once. Lower it when sampling runs out of '
     'memory; the rest waits for free rows.',
+    change=FREE,
   )
   tensor: int = field(
     0,
@@ -405,23 +429,30 @@ class Optim:
     '0.9} for sgd. Those in a config are left out where the command line '
     'chooses another optimizer than the config.',
   )
-  lr: float = field(3e-4, 'Learning rate at the peak of the schedule.')
+  lr: float = field(
+    3e-4,
+    'Learning rate at the peak of the schedule.',
+    change=ALLOWED,
+  )
   warmup_steps: int = field(
     0,
     'Updates over which the learning rate rises from 0 to its peak. Counted, '
     'as for the decay, are all updates of the run, also those that are '
     'skipped.',
+    change=ALLOWED,
   )
   decay: str = field(
     'constant',
     'Course of the learning rate after its peak, over the whole run: '
     "'constant', 'linear', 'cosine' or 'warmup-stable-decay', which stays at "
     'the peak and falls linearly at the end.',
+    change=ALLOWED,
   )
   decay_share: float = field(
     0.2,
     "Share of the updates after warmup_steps over which 'warmup-stable-decay' "
     'falls to 0; no other schedule reads it.',
+    change=ALLOWED,
   )
   b1: float = field(
     0.9,
@@ -468,6 +499,7 @@ class Optim:
     'optimizer alone. Turn it on when '
     'memory runs out; results stay the same, and each update waits for the '
     "copies. It saves nothing on a CPU, whose memory is the host's.",
+    change=FREE,
   )
 
 
@@ -485,6 +517,13 @@ class Learner:
     "Arguments of the method, such as {'high': 0.28}. Those in a config are "
     'left out where the command line chooses another method than the config.',
   )
+  fields: dict[str, Any] = field(
+    {},
+    'Where a method of your own gets a field that it requires: {NAME: '
+    "'module:function'}, of a function of the record and the ids of a "
+    'completion that returns a number for each id. A field that is not named '
+    'here is the number of this name in each record of data.train.',
+  )
   batches: int = field(
     1,
     'Optimizer batches, each one update, that a rollout is split into.',
@@ -495,18 +534,25 @@ class Learner:
     "How completions lie in the rows that the model reads: 'shared' (a prompt "
     "once for its group), 'packed', 'padded', or 'auto' for the one of the "
     'first two that is cheaper for the lengths of the first rollout.',
+    change=FREE,
   )
   micro_rows: int = field(
     0,
     'Rows of a micro-batch. Lower it when updates run out of memory; 0 '
     'chooses a number for the device.',
+    change=FREE,
   )
   row_completions: int = field(
     0,
     'Completions in a row of the shared layout; 0 puts the whole group into '
     'one.',
+    change=FREE,
   )
-  pack_tokens: int = field(0, 'Least width of a packed row, tokens.')
+  pack_tokens: int = field(
+    0,
+    'Least width of a packed row, tokens.',
+    change=FREE,
+  )
   anchor: str = field(
     'learner',
     "Where the log-probabilities of the old policy come from: 'learner' "
@@ -529,6 +575,7 @@ class Learner:
     'is saved and ends with an error. A run whose last rollout has no finite '
     'update ends with an error too, and so does a warm-up after ten refused '
     'updates in a row. 0: each of them goes on.',
+    change=FREE,
   )
   expert_balance: float = field(
     0.0,
@@ -555,6 +602,7 @@ class Reference:
     False,
     'Whether the reference, 4 bytes for each parameter, lies in the memory of '
     'the host and comes to the device for scoring alone; see optim.offload.',
+    change=FREE,
   )
 
 
@@ -592,13 +640,23 @@ class Evaluation:
   every_steps: int = field(
     20,
     'Rollouts between evaluations; 0 evaluates at the start and the end only.',
+    change=FREE,
   )
-  examples: int = field(1000, 'Held-out problems in an evaluation.')
-  right_reward: float = field(1.0, 'Least first reward of a right answer.')
+  examples: int = field(
+    1000,
+    'Held-out problems in an evaluation.',
+    change=FREE,
+  )
+  right_reward: float = field(
+    1.0,
+    'Least first reward of a right answer.',
+    change=ALLOWED,
+  )
   answer: str = field(
     '',
     "What majority@k counts: a function 'module:function' from a completion "
     "to its answer; '' counts whole completions.",
+    change=FREE,
   )
 
 
@@ -613,18 +671,25 @@ class EarlyStop:
     '',
     "Metric of metrics.jsonl that has to improve, such as 'heldout_accuracy'; "
     "'': the run does not end early.",
+    change=FREE,
   )
-  mode: str = field('max', "'max' if a higher value is better, or 'min'.")
+  mode: str = field(
+    'max',
+    "'max' if a higher value is better, or 'min'.",
+    change=FREE,
+  )
   patience: int = field(
     5,
     'Measurements in a row without an improvement on the best, after which '
     'the run ends. What is measured on held-out problems is measured in '
     'evaluations alone, most other metrics in each rollout.',
+    change=FREE,
   )
   least_improvement: float = field(
     0.0,
     'By how much more a value must be better than the best, to be an '
     'improvement.',
+    change=FREE,
   )
 
 
@@ -635,32 +700,42 @@ class Checkpoint:
   every_steps: int = field(
     20,
     'Rollouts between saves; the last rollout is always saved.',
+    change=FREE,
   )
   every_minutes: float = field(
     0.0,
     'Minutes after which a save is due too, whatever the rollouts are; 0: '
     'none.',
+    change=FREE,
   )
   every_warm_up_steps: int = field(
     100,
     'Updates between saves during the warm-up.',
+    change=FREE,
   )
-  keep_last: int = field(2, 'Checkpoints to keep, the newest ones.')
+  keep_last: int = field(
+    2,
+    'Checkpoints to keep, the newest ones.',
+    change=FREE,
+  )
   best_metric: str = field(
     'heldout_accuracy',
     "Metric of which the checkpoint with the highest value is kept too; '': "
     'none.',
+    change=FREE,
   )
   export_every_saves: int = field(
     0,
     'Saves between those after which the model is also written into the '
     'workdir as a Hugging Face folder, exports/ROLLOUT; 0 writes none. All '
     'are kept.',
+    change=FREE,
   )
   export_dtype: str = field(
     'float32',
     "Dtype of the weights in these folders: 'float32', or 'bfloat16' for half "
     'the size, which loses changes below 1/256 of a weight.',
+    change=FREE,
   )
 
 
@@ -672,28 +747,45 @@ class Log:
     'auto',
     "The display: 'rich' draws in a terminal, 'plain' prints lines, 'none' is "
     "silent, 'auto' is rich in a terminal and plain elsewhere.",
+    change=FREE,
   )
-  samples: int = field(3, 'Completions that are shown with their rewards.')
+  samples: int = field(
+    3,
+    'Completions that are shown with their rewards.',
+    change=FREE,
+  )
   tensorboard: bool = field(
     True,
     'Whether to write event files for TensorBoard into the workdir.',
+    change=FREE,
   )
   wandb_project: str = field(
     '',
     "Project in Weights & Biases; '' turns it off.",
+    change=FREE,
   )
-  wandb_mode: str = field('online', "'online', or 'offline' to upload later.")
-  mlflow_experiment: str = field('', "Experiment in MLflow; '' turns it off.")
+  wandb_mode: str = field(
+    'online',
+    "'online', or 'offline' to upload later.",
+    change=FREE,
+  )
+  mlflow_experiment: str = field(
+    '',
+    "Experiment in MLflow; '' turns it off.",
+    change=FREE,
+  )
   mlflow_uri: str = field(
     '',
     'Where MLflow keeps it: the address of a server, a folder or a database. '
     "'': what MLFLOW_TRACKING_URI says, or else a database in the workdir.",
+    change=FREE,
   )
   completions_every_steps: int = field(
     20,
     'Rollouts between those whose completions are written as Parquet; 0 '
     'writes none, and no answers to held-out problems either. 1 allows `train '
     '--replay`.',
+    change=FREE,
   )
   token_effects: bool = field(
     False,
@@ -702,26 +794,31 @@ class Log:
     '`log_ratio_after`, how far its log-probability moved, in nats. It takes '
     'two forward passes in such a rollout (three with a reference): 1 to 2 % '
     'in all.',
+    change=FREE,
   )
   geometry_every_steps: int = field(
     0,
     'Rollouts between those in which the gradients of prompts are compared, '
     'as metrics geometry_*; 0: none. It takes as long as an update, and '
     'longer where completions are short: 4 times in configs/arithmetic.py.',
+    change=FREE,
   )
   expected_prefixes: bool = field(
     False,
     'Whether to measure prefix_*_expected too, the weight of shared prefixes '
     'before the policy has moved. It takes the loss a second time.',
+    change=FREE,
   )
   kl_alarm: float = field(
     1.0,
     'KL to the old policy or the reference above which a warning is shown, '
     'nats per token.',
+    change=FREE,
   )
   entropy_alarm: float = field(
     0.01,
     'Entropy below which a warning is shown, nats per token.',
+    change=FREE,
   )
   sampler_gap_alarm: float = field(
     0.05,
@@ -729,6 +826,7 @@ class Log:
     'which a warning is shown, nats per token. In float32 it is below 1e-4, '
     'in bfloat16 about 0.01 to 0.02. A replay shows none, because its policy '
     'may be another than the one that has drawn the completions.',
+    change=FREE,
   )
 
 
@@ -740,29 +838,35 @@ class Mesh:
     1,
     'Copies of the parameters, each with its own rows; -1 takes all devices '
     'that are left.',
+    change=FREE,
   )
   fsdp: int = field(
     1,
     'Devices over which each copy of the parameters is split (FSDP).',
+    change=FREE,
   )
   tensor: int = field(
     1,
     'Devices over which heads, hidden units and vocabulary are split.',
+    change=FREE,
   )
   expert: int = field(
     1,
     'Devices over which the experts of each layer are split, if there are any.',
+    change=FREE,
   )
   context: int = field(
     1,
     'Devices over which the tokens of each row are split in an update, for '
     'long completions: each computes its part of them, and attends to the '
     'keys of all. In sampling these devices draw rows of their own.',
+    change=FREE,
   )
   slices: int = field(
     1,
     'Slices of a pod, or groups of machines, each with copies of its own: '
     'between them only sums of gradients are sent.',
+    change=FREE,
   )
 
 
@@ -775,7 +879,7 @@ class Config:
     'Seed of everything random. Two runs with one seed on one machine are '
     'equal.',
   )
-  steps: int = field(60, 'Rollouts.')
+  steps: int = field(60, 'Rollouts.', change=ALLOWED)
   shuffle_rewards: bool = field(
     False,
     'Whether to permute the rewards of each rollout: a control that must not '
@@ -786,6 +890,7 @@ class Config:
     "Directory that keeps compiled programs for the next start: 'auto' for "
     "one in the user's cache directory, '' for none. "
     'JAX_COMPILATION_CACHE_DIR, if it is set, wins.',
+    change=FREE,
   )
   model: Model = Model()
   lora: Lora = Lora()

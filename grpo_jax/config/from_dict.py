@@ -114,9 +114,13 @@ def within(name: str, groups: tuple[str, ...]) -> bool:
   return any(name == group or name.startswith(f'{group}.') for group in groups)
 
 
+# The ends of the names of fields that are dicts of a user's own names.
+_DICTS = '_kwargs', '.kwargs', 'learner.fields'
+
+
 def flat(values: Any, name: str = '') -> dict[str, Any]:
   """Nested dicts as one, {'optim.lr': ...}; lists and arguments are values."""
-  if not isinstance(values, dict) or name.endswith(('_kwargs', '.kwargs')):
+  if not isinstance(values, dict) or name.endswith(_DICTS):
     return {name: values}
   return {
     path: leaf

@@ -50,7 +50,9 @@ All stage constructors share these arguments:
 - `requires` names the optional fields that the function reads: fields of
   `Batch` that may be None (`'logp_ref'`, `'entropy_old'`, ...), keys of
   `Batch.extras`, or `'entropy'` for `terms.entropy`. The learner computes such
-  a field only if some transform of the chain requires it.
+  a field only if some transform of the chain requires it. A name that it does
+  not know is one of your own, which `grpo-jax train` takes from the records of
+  the prompts (see the README of this folder).
 - `scope`, of the differentiated constructors, is `'batch'` if the function
   couples completions, as a rank or a mean over the optimizer batch does; the
   learner then makes a forward pass of the whole batch first. Otherwise it is

@@ -246,6 +246,7 @@ class Place(NamedTuple):
   edits: bool = False  # the function takes the old value as first argument
   needs: str = ''  # a field that an earlier transform must have set
   before: str = ''  # a field that no earlier transform may have set
+  reads: frozenset[str] = frozenset()  # see `LossTransform.requires`
 
 
 Writes = tuple[tuple[str, Place], ...]

@@ -226,7 +226,7 @@ def _stage(
     zero_without_advantage: See `LossTransform`. What writes the log-ratio or
       nothing in `apply` adds nothing by itself.
   """
-  component, field, edits, _, _ = place
+  component, field, edits, *_ = place
   # The name for errors. The `__qualname__` of a closure begins with the
   # transform that holds it, 'ppo_clip'; its `__name__` is only 'objective'.
   name = getattr(function, '__qualname__', repr(function)).split('.')[0]
@@ -288,7 +288,7 @@ def _stage(
 
   return LossTransform(
     init, credit, prepare, apply, requires, scope, zero_without_advantage,
-    ((name, place),),
+    ((name, place._replace(reads=requires)),),
   )  # fmt: skip
 
 

@@ -27,7 +27,11 @@ from grpo_jax.run.keep import workdir as workdir_lib
 GIB = 2**30
 
 
-def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
+def inspect(
+  config: Config,
+  workdir: str | pathlib.Path,
+  allowed: Sequence[str] = (),
+) -> dict[str, Any]:
   """Builds everything, samples the first rollout, compiles one update.
 
   Nothing is written to the workdir and nothing is learned. The rollout is
@@ -36,6 +40,8 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   Args:
     config: See `grpo_jax.config.Config`.
     workdir: Must be free, or hold a run of this config.
+    allowed: The fields in which that run may differ; see
+      `workdir.refuse_another`.
 
   Returns:
     `config`, `workdir` (what would happen in it), `shapes`, `warnings`,
@@ -46,7 +52,7 @@ def inspect(config: Config, workdir: str | pathlib.Path) -> dict[str, Any]:
   """
   workdir = bucket.read_only(workdir)
   config = workdir_lib.with_widths(workdir, config)
-  workdir_lib.refuse_another(workdir, config)
+  workdir_lib.refuse_another(workdir, config, allowed=allowed)
   # The workdir need not exist yet, and this command does not make it.
   existing = workdir
   while not existing.exists():

@@ -188,6 +188,23 @@ def read(
   return _read(os.fspath(path), str(path), share)
 
 
+def extras_in(path: str | os.PathLike) -> set[str]:
+  """The names in `Batch.extras` of a file's rollout.
+
+  Raises:
+    ValueError: The file cannot be read.
+  """
+  import pyarrow as pa
+  from pyarrow import parquet
+
+  try:
+    names = parquet.read_schema(os.fspath(path)).names
+  except (pa.ArrowException, OSError) as error:
+    raise _no_rollout(str(path)) from error
+  marked = [name for name in names if name.startswith(_EXTRAS)]
+  return {name.removeprefix(_EXTRAS) for name in marked}
+
+
 def path_of(directory: str | os.PathLike, step: int) -> pathlib.Path:
   """The file of one rollout in a directory of rollouts.
 
@@ -277,10 +294,14 @@ def _read(source: Any, name: str, share=None) -> Rollout:
   except (
     pa.ArrowException, OSError, KeyError, ValueError, RecursionError
   ) as error:  # fmt: skip
-    raise ValueError(
-      f'{name} does not hold a whole rollout; give a Parquet file as '
-      'grpo_jax.rollouts.parquet wrote it, with all its columns and rows.'
-    ) from error
+    raise _no_rollout(name) from error
+
+
+def _no_rollout(name: str) -> ValueError:
+  return ValueError(
+    f'{name} does not hold a whole rollout; give a Parquet file as '
+    'grpo_jax.rollouts.parquet wrote it, with all its columns and rows.'
+  )
 
 
 def _rollout(file, metadata: dict[str, Any], share) -> Rollout:

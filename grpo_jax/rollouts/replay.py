@@ -1,5 +1,6 @@
 """Rollouts of an earlier run in place of sampled ones: `train --replay`."""
 
+from collections.abc import Collection
 import pathlib
 
 import jax
@@ -31,6 +32,22 @@ def folder(directory: str | pathlib.Path) -> pathlib.Path:
       'log.completions_every_steps=1.'
     )
   return path
+
+
+def require_fields(directory: pathlib.Path, names: Collection[str]) -> None:
+  """Raises a ValueError if completions lack fields that a method reads.
+
+  Args:
+    directory: What `folder` returned.
+    names: Of fields that come from records, which a replay does not read.
+  """
+  path = parquet.files(directory)[0]
+  missing = sorted({*names} - parquet.extras_in(path)) if names else []
+  if missing:
+    raise ValueError(
+      f'{path} has no field {missing[0]!r}, which the method reads; replay a '
+      'run whose method requires it, so that its files hold it.'
+    )
 
 
 def draw(

@@ -8,6 +8,7 @@ and method.
 import atexit
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import os
@@ -44,9 +45,11 @@ def train(
   heldout: Any = None,
   demonstrations: Any = None,
   method: losses.LossTransform | Callable[..., Any] | str | None = None,
+  fields: Mapping[str, Callable[..., Any] | str] | None = None,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
   on_rollout: OnRollout | None = None,
+  allow_changed: Sequence[str] = (),
 ) -> dict[str, float | str | None]:
   """Trains a model, or goes on with the run in `workdir`.
 
@@ -86,6 +89,10 @@ def train(
       `functools.partial(losses.methods.dapo, high=0.3)`, whose other arguments
       may come from the run (see `losses.takes_from_run`). It replaces
       `config.learner.method_kwargs` too.
+    fields: Functions `(record, ids) -> numbers` by name, one number for each id
+      of a completion: what a method of your own reads as
+      `batch.extras[name]`, f32[P,G,T], if it requires the name. What is not
+      named here is the number of this name in each record, f32[P,G].
     tokenizer: Such as `grpo_jax.data.character_tokenizer('0123456789+=')` or
       `grpo_jax.data.Tokenizer.from_folder(path)`.
     model: What `grpo_jax.models.foreign.from_nnx(module)` returns for a Flax
@@ -96,6 +103,9 @@ def train(
       If it returns True, the run is saved and ends. If it raises, the run is
       saved first, and `sys.exit` counts as an error. `rollout` is None for a
       rollout that an earlier start has sampled but not evaluated.
+    allow_changed: Fields of the config in which this start may differ from the
+      run in `workdir`, such as ['optim.lr']: the run goes on with the new
+      values, and the workdir says since when.
 
   Returns:
     `before`, the held-out accuracy after the warm-up, before the first rollout
@@ -111,6 +121,9 @@ def train(
     ValueError: Something that was given cannot be used, or is not what the run
       in `workdir` was given. The message says what to do.
   """
+  if isinstance(allow_changed, str):
+    allow_changed = allow_changed.split(',')
+  allowed = config_lib.check_allowed(allow_changed)
   resolved, objects = placing.place(
     _resolved(config, workdir),
     rewards=rewards,
@@ -118,6 +131,7 @@ def train(
     heldout=heldout,
     demonstrations=demonstrations,
     method=method,
+    fields=fields,
     tokenizer=tokenizer,
     model=model,
   )
@@ -133,6 +147,7 @@ def train(
       stop,
       objects=objects,
       on_rollout=on_rollout,
+      allowed=allowed,
     )
   # The run is saved: now do what the signal asked for.
   if stop.signal == signal.SIGINT:

@@ -37,6 +37,7 @@ def train(
   objects: objects_lib.Objects = objects_lib.NOTHING,
   on_rollout: progress_lib.OnRollout | None = None,
   screen: monitor.Screen | None = None,
+  allowed: tuple[str, ...] = (),
 ) -> dict[str, float | str | None]:
   """Trains a model, or continues from the newest checkpoint in the workdir.
 
@@ -53,6 +54,8 @@ def train(
     objects: What the run was given in Python.
     on_rollout: Called after every rollout; see `grpo_jax.train`.
     screen: What `about.start` returned, to go on with; None starts one.
+    allowed: The fields of the config that may differ from the run's: what
+      `config.check_allowed` returned.
 
   Returns:
     `before`, the held-out accuracy after the warm-up, before the first rollout
@@ -77,6 +80,7 @@ def train(
     objects,
     on_rollout,
     screen,
+    allowed=allowed,
   )
   with session_lib.opened(start) as (session, progress):
     progress = go_on(session, progress) if progress else begin(session)

@@ -38,7 +38,7 @@ from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 
 # The fields of the config that the parameters of a checkpoint depend on. A
-# policy is not loaded under other values, except of fields in `config.FREE`.
+# policy is not loaded under other values, except of free fields.
 BOUND = ('model', 'data.tokenizer', 'data.eos_tokens', 'data.pad_token')
 
 

@@ -18,6 +18,7 @@ from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import speed
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import random_keys
+from grpo_jax.rollouts import batch_fields
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import replay as replay_lib
@@ -103,7 +104,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     if spec.shuffles:
       rng = random_keys.generator(spec.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
-    return rollout
+    return batch_fields.with_fields(rollout, records, run.fields)
 
   rollout, prompt_state, counts = dynamic_sampling.draw(
     prompt_state,

@@ -63,6 +63,8 @@ class Start(NamedTuple):
     on_rollout: Called after every rollout; see `grpo_jax.train`.
     screen: What `monitor.start` returned, to go on with; None starts one.
     peers: The processes of the run; `opened` joins them.
+    allowed: The fields of the config that may differ from the run's; see
+      `workdir.refuse_another`.
   """
 
   config: Config
@@ -73,6 +75,7 @@ class Start(NamedTuple):
   on_rollout: OnRollout | None = None
   screen: monitor_lib.Screen | None = None
   peers: processes.Processes = processes.ALONE
+  allowed: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -87,7 +90,9 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     # Before anything is built: an object that the run was given in Python may
     # be missing now, and this error names the argument that takes it.
     config = workdir_lib.with_widths(workdir, config)
-    workdir_lib.refuse_another(workdir, config, objects=start.objects)
+    workdir_lib.refuse_another(
+      workdir, config, objects=start.objects, allowed=start.allowed
+    )
     begin = about.start if peers.is_first else monitor_lib.quiet
     screen = stack.enter_context(start.screen or begin(config, workdir))
     start = start._replace(
@@ -95,6 +100,8 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     )
     _fetch(config, screen, peers)
     run, updater = _built(config, start.objects, screen, peers)
+    if replay is not None:
+      replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
@@ -102,7 +109,9 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     export_folder = export.writer(run, workdir, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
-      stack.enter_context(workdir_lib.claimed(workdir, config, start.objects))
+      stack.enter_context(
+        workdir_lib.claimed(workdir, config, start.objects, start.allowed)
+      )
     workdir_lib.check_shared(workdir, peers)
     saves, saved = _restored(stack, screen, run, updater, start)
     updater, frozen = _with_frozen(run, updater, screen, saved, peers)
@@ -201,6 +210,7 @@ def _joined(run: build.Run, start: Start) -> build.Run:
   alike = {
     '--replay': start.replay is not None,
     'an on_rollout': start.on_rollout is not None,
+    '--allow_changed': sorted(start.allowed),
   }
   peers.check_equal(identity.compared(run.config, start.objects) | alike)
 
@@ -301,16 +311,21 @@ def _recorded(
     contents = {}
     if start.peers.is_first:  # which writes for all
       contents = workdir_lib.contents(run.sources)
-    return workdir_lib.record(
+    done = progress.step if progress else 0
+    versions = workdir_lib.record(
       pathlib.Path(start.workdir),
       run.config,
       progress is None,
       start.objects,
       warn,
       contents,
-      after_step=progress.step if progress else 0,
+      after_step=done,
       replays=bool(start.replay),
     )
+  for name, (before, now) in versions.get('changed', {}).items():
+    text = f'config.{name} from {before!r} to {now!r}, after rollout {done}'
+    screen.fact('changed', text)
+  return versions
 
 
 def _monitor(

@@ -82,6 +82,36 @@ def whole(folder, rank, stop):
   return train(folder, stop)
 
 
+OWN = 'tests.run.batch_fields_test'
+FIELDS = {
+  'data.train': f'{OWN}:records',
+  'data.heldout': '',
+  'learner.method': f'{OWN}:weighted',
+  'learner.method_kwargs': {},
+  'learner.fields': {'of_tokens': f'{OWN}:by_token'},
+  'optim.decay': 'constant',
+}
+
+
+def own_fields(folder, rank, stop):
+  """A method that reads numbers of records and of tokens."""
+  del rank
+  return train(folder, stop, **SHORT, **FIELDS)
+
+
+def changed(folder, rank, stop):
+  """It goes on with another learning rate, as all processes say."""
+  del rank
+  changes = {**EVERYTHING, **SHORT, **FIELDS, 'steps': 3, 'optim.lr': 1e-5}
+  workdir, allowed = folder.parent / 'own_fields', ('optim.lr',)
+  return loop.train(runs.small(**changes), workdir, stop, allowed=allowed)
+
+
+def allowed_by_one(folder, rank, stop):
+  allowed = ('optim.lr',) if rank else ()
+  return loop.train(runs.small(**EVERYTHING), folder, stop, allowed=allowed)
+
+
 def tensor_across(folder, rank, stop):
   """All rows on all devices; one of the processes is to hold them."""
   changes = {'mesh.fsdp': 1, 'mesh.tensor': 4, 'steps': 1}
@@ -298,6 +328,9 @@ CASES = {
     gsm8k,
     gsm8k_goes_on,
     replayed,
+    own_fields,
+    changed,
+    allowed_by_one,
     tensor_across,
     sampler_tensor_2,
     sampler_tensor_4,

@@ -170,6 +170,29 @@ def test_two_evaluate_and_sample_as_one_does(folder):
     assert end['summary'] == json.loads(json.dumps(alone['summary']))
 
 
+def test_both_fill_the_fields_of_a_method(folder):
+  for step in 1, 2, 3:
+    batch = columns(folder / 'own_fields', step).batch
+    np.testing.assert_array_equal(
+      batch.extras['of_tokens'], batch.mask * (1 + batch.tokens % 2)
+    )
+    weights = np.unique(batch.extras['my_weight'])
+    assert len(weights) > 1 and weights.all()
+
+
+def test_both_go_on_with_another_learning_rate(folder):
+  assert [end['steps'] for end in told(folder, 'changed')] == [3, 3]
+  rates = [x['learning_rate'] for x in runs.records(folder / 'own_fields')[1:]]
+  assert rates[-1] == pytest.approx(1e-5) != rates[0]
+  starts = json.loads((folder / 'own_fields' / 'versions.json').read_text())
+  assert starts[-1]['changed']['optim.lr'][1] == 1e-5
+
+
+def test_a_change_that_one_alone_allows_ends_both(folder):
+  for end in told(folder, 'allowed_by_one'):
+    assert "1 has --allow_changed=['optim.lr'], and the" in end['text']
+
+
 def test_what_one_judges_at_random_both_train_on(folder):
   first, second = (end['rewards'] for end in told(folder, 'random_reward'))
   assert first == second and set(first) == {0.0, 1.0}

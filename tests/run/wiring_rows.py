@@ -358,6 +358,16 @@ def method_kwargs(run, value):
   return [{name: call[name] for name in value}], [value]
 
 
+def batch_fields(run, value):
+  """What the learner gets, if the method reads it."""
+  batches = [rollout.batch for rollout in run.at('learn 0', 'rollout')]
+  found = {x for b in batches for x in np.unique(b.extras.get('mine', [])) if x}
+  if not run.calls['own_method']:
+    return [*found], []
+  name = value['mine'].split(':')[-1]
+  return [*found], {'own_field': [41.0], 'other_field': [42.0]}[name]
+
+
 def told(argument):
   """A fact of the run that the method is told of."""
 
@@ -485,6 +495,7 @@ ROWS = {
   ),
   'learner.method': method,
   'learner.method_kwargs': method_kwargs,
+  'learner.fields': batch_fields,
   'learner.batches': updates_per_rollout('batches'),
   'learner.epochs': updates_per_rollout('epochs'),
   'learner.nonfinite_rollouts': nonfinite_rollouts,

@@ -162,8 +162,12 @@ PAIRS = {
   'optim.moments': (True, False),
   'optim.overshoot_every_steps': (9, 10),
   'optim.offload': (True, False),
-  'learner.method': ('grpo', f'{OWN}:own_method'),
+  'learner.method': (f'{OWN}:own_method', f'{OWN}:own_method'),
   'learner.method_kwargs': ({'high': 0.3}, {'free': 3}),
+  'learner.fields': (
+    {'mine': f'{OWN}:other_field'},
+    {'mine': f'{OWN}:own_field'},
+  ),
   'learner.batches': (3, 2),
   'learner.epochs': (2, 5),
   'learner.layout': ('auto', 'padded'),
@@ -261,7 +265,12 @@ def config_of(number):
     }
   config = config_lib.default()
   # A ConfigDict takes the fields of a dict one by one.
-  for name in ('learner.method_kwargs', 'data.chat_kwargs', 'optim.kwargs'):
+  for name in (
+    'learner.method_kwargs',
+    'learner.fields',
+    'data.chat_kwargs',
+    'optim.kwargs',
+  ):
     group, field = name.split('.')
     setattr(config[group], field, values.pop(name))
   config.update_from_flattened_dict(values)

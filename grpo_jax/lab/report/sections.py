@@ -373,9 +373,22 @@ def _versions(starts: Sequence[dict[str, Any]]) -> dict[str, str]:
     'Python': last.get('python', '-'),
     'git revision': last.get('git', '-'),
   }
+  if changes := '; '.join(_changes(starts)):
+    found['changed'] = changes
   if isinstance(packages := last.get('packages'), dict):
     found |= packages
   return {str(name): str(value) for name, value in found.items()}
+
+
+def _changes(starts: Sequence[dict[str, Any]]) -> Iterator[str]:
+  """What starts have changed of the config, and after which rollout."""
+  for start in starts:
+    changed = start.get('changed')
+    for name, pair in changed.items() if isinstance(changed, dict) else ():
+      if isinstance(pair, list) and len(pair) == 2:
+        before, now = map(_shown, pair)
+        after = start.get('after_step', '?')
+        yield f'{name} from {before} to {now} after rollout {after}'
 
 
 def _shown(value: Any) -> str:

@@ -29,6 +29,8 @@ from grpo_jax.mesh import chips
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
+from grpo_jax.rollouts import batch_fields
+from grpo_jax.run.build import batch_fields as build_fields
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import learner as build_learner
@@ -80,6 +82,7 @@ class Run(Sampler):
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
+  fields: tuple[batch_fields.BatchField, ...]  # that come from records
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
@@ -100,7 +103,9 @@ def run(
   Raises:
     ValueError: Something cannot be built; the message says what.
   """
-  needed = ('rewards', 'prompts', 'heldout', 'method', 'tokenizer', 'model')
+  needed = (
+    'rewards', 'prompts', 'heldout', 'method', 'fields', 'tokenizer', 'model',
+  )  # fmt: skip
   _require_to_train(config, objects, *needed)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
@@ -113,6 +118,8 @@ def run(
   train, shares_of = build_data.train(config, objects)
   heldout = build_data.heldout(config, objects)
   method = build_method.method_of(config, objects)
+  fields = build_fields.batch_fields_of(config, method, objects)
+  build_fields.check_records(fields, config, method, train)
   return Run(
     **run_specs(config, model, mesh, method),
     **vars(parts),
@@ -124,6 +131,7 @@ def run(
     epoch=data.epoch_rows(train, shares_of),
     heldout=heldout,
     rewards=judges,
+    fields=fields,
     peak_flops=peak and peak * mesh.size,
   )
 
@@ -375,7 +383,7 @@ def warm_up_updater(run: Run, frozen: Any) -> Updater:
 
 def example(run: Run) -> Rollout:
   """A rollout of zeros, with the largest shapes that the run may sample."""
-  return rollout.blank(
+  zeros = rollout.blank(
     run.draw.prompts,
     run.draw.group,
     max(run.data.prompt_buckets),
@@ -384,6 +392,7 @@ def example(run: Run) -> Rollout:
     run.data.completion_buckets,
     run.engine.capabilities.routing,
   )
+  return batch_fields.with_ones(zeros, run.fields)
 
 
 def abstract_params(run: Sampler) -> build_model.Parameters:
@@ -471,6 +480,7 @@ def abstract(
     epoch=0,
     heldout=None,
     rewards=(nothing,) * len(config.rewards),
+    fields=build_fields.batch_fields_of(config, loss),
     mesh=shapes,
     model=model,
     engine=engine,

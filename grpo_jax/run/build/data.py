@@ -496,6 +496,24 @@ def some_rows(source: Any, most: int, name: str):
       raise ValueError(f'{named} cannot be used: {error}') from error
 
 
+def checked_rows(
+  source: Any, name: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  """The records that are looked at before a run, with what messages call them.
+
+  At most 20,000 of those in files or in memory, and 30 of others, in every
+  stage.
+
+  Args:
+    source: The records.
+    name: How messages name the source, if it is in no file.
+  """
+  for _, stage in data.stages(source):
+    most = MOST_RECORDS if _is_quick(stage) else _MOST_CHECKED_MADE
+    for place, record in some_rows(stage, most, name):
+      yield data.row_name(stage, place, name), record
+
+
 def files(config: Config) -> dict[str, list[str]]:
   """The files that the prompts of a run come from, by the name of their source.
 

@@ -51,6 +51,7 @@ def compared(config: Config, objects: Objects = NOTHING) -> dict[str, Any]:
     config.optim.name,
     config.evaluation.answer,
   ]
+  names += config.learner.fields.values()
   files = build_data.files(config) | {
     f'the module of {name}': _module_files(name)
     for name in names

@@ -18,9 +18,19 @@ from grpo_jax.run.build.specs import LearnSpec
 from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 
-# The fields that a method may require and still be traced here. Neither shape
-# nor content of a field of the user's own is known.
+# The fields that a run computes for a method that requires them.
 _KNOWN = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+# What is in the extras of some rollouts already, with shapes of their own.
+_OF_ROLLOUTS = {
+  'log_kept', 'entropy_sampler', 'routing_sampler', 'turn', 'fresh',
+  'reward_edit',
+}  # fmt: skip
+COMPUTED = _KNOWN | _OF_ROLLOUTS
+
+
+def own_fields(loss: losses.LossTransform) -> frozenset[str]:
+  """The fields that a method requires and that come from records."""
+  return loss.requires - COMPUTED
 
 
 def make_method(
@@ -136,7 +146,12 @@ def method_of(
   # shape cannot pass; small ones, because a group may be large.
   group = config.sampler.group
   prompts, length = [size for size in (2, 3, 4) if size != group][:2]
-  if loss.requires <= _KNOWN:
+  if not loss.requires & _OF_ROLLOUTS:
+    # Of ones, because the advantage may be a product with them.
+    own = {
+      name: jnp.ones((prompts, group, length)[: 2 + (name in learner.fields)])
+      for name in own_fields(loss)
+    }
 
     def zeros():
       tokens = jnp.zeros((prompts, group, length), jnp.int32)
@@ -145,6 +160,7 @@ def method_of(
         jnp.zeros(tokens.shape[:2]),
         tokens=tokens,
         reward_parts=jnp.zeros((*tokens.shape[:2], len(config.rewards))),
+        extras=own,
       )
       return losses.check_batch(losses.with_required(loss, batch))
 

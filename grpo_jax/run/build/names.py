@@ -33,6 +33,9 @@ def check(config: Config) -> None:
   """
   check_evaluation(config)
   _check_method(config.learner.method)
+  for field, name in config.learner.fields.items():
+    if not is_object(name):
+      importing.find(name, f'config.learner.fields[{field!r}]={name!r}')
   for source in build_data.sources_in(config.data.train):
     _check_source(source.name, 'train')
 

@@ -123,13 +123,14 @@ class _Placed(NamedTuple):
 
 
 def place(
-  config: Config, rewards: Any = None, **arguments: Any
+  config: Config, rewards: Any = None, fields: Any = None, **arguments: Any
 ) -> tuple[Config, Objects]:
   """The config with names, or words, for what a user gives; and the objects.
 
   Args:
     config: What the objects are put into.
     rewards: As `grpo_jax.train` takes them; None leaves the config as it is.
+    fields: Likewise.
     **arguments: The same for `prompts`, `heldout`, `demonstrations`, `method`,
       `tokenizer` and `model`.
 
@@ -148,21 +149,25 @@ def place(
   if 'model' in found:
     # The shape in the config belongs to the model that is replaced.
     config = dataclasses.replace(config, model=config_lib.Model())
-  fields: dict[str, Any] = {
+  changes: dict[str, Any] = {
     FIELDS[argument]: one.name for argument, one in found.items()
   }
   if 'method' in found:  # and so do the arguments of the method
-    fields['learner.method_kwargs'] = {}
+    changes['learner.method_kwargs'] = {}
   judges = list(_rewards(rewards)) if rewards is not None else []
   if judges:
-    fields['rewards'] = tuple(reward for _, reward in judges)
-  every = *found.values(), *(one for one, _ in judges)
+    changes['rewards'] = tuple(reward for _, reward in judges)
+  filled = _fields(fields) if fields is not None else {}
+  if fields is not None:
+    changes['learner.fields'] = {k: one.name for k, one in filled.items()}
+  every = *found.values(), *(one for one, _ in judges), *filled.values()
   objects = Objects(
     tuple(one.value for one, _ in judges),
+    fields={k: one.value for k, one in filled.items() if one.value is not None},
     **{argument: one.value for argument, one in found.items()},
     records={one.name: one.record for one in every if one.record is not None},
   )
-  return _with_fields(config, fields), objects
+  return _with_fields(config, changes), objects
 
 
 def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
@@ -295,6 +300,29 @@ def _rewards(items: Any) -> Iterator[tuple[_Placed, config_lib.Reward]]:
       )
     names.add(name)
     yield one, config_lib.Reward(one.name, float(weight), **more)
+
+
+def _fields(functions: Any) -> dict[str, _Placed]:
+  """What stands in the config for the function of each field of a batch."""
+  if not isinstance(functions, Mapping):
+    raise ValueError(
+      f'fields={functions!r:.60} is no dict; give functions (record, ids) -> a '
+      "number for each id by their names, as in fields={'my_weight': by_token}."
+    )
+  found = {}
+  for name, function in functions.items():
+    where = f'fields[{name!r}]'
+    if isinstance(function, str):
+      found[name] = _Placed(function)
+    elif not callable(function):
+      raise ValueError(
+        f'{where} is {function!r:.60}; give a function (record, ids) -> a '
+        "number for each id, or its name 'module:function'."
+      )
+    else:
+      _check_arguments(where, function, ('record', 'ids'))
+      found[name] = _Placed(words(f'field {name}'), function, record(function))
+  return found
 
 
 def _is_reward(function: Any, weight: Any) -> bool:

@@ -27,6 +27,7 @@ FIELDS = {
   'heldout': 'data.heldout',
   'demonstrations': 'warm_up.demonstrations',
   'method': 'learner.method',
+  'fields': 'learner.fields',
   'tokenizer': 'data.tokenizer',
   'model': 'model.path',
 }
@@ -41,6 +42,7 @@ class Objects(NamedTuple):
   heldout: Any = None
   demonstrations: Any = None
   method: Any = None
+  fields: Mapping[str, Any] = {}  # functions by the name of a batch's field
   tokenizer: Any = None
   model: Any = None
   records: Mapping[str, dict[str, Any]] = {}  # by words; see `placing.py`
@@ -64,7 +66,11 @@ def standing(config: Config) -> dict[str, str]:
   found = {}
   for argument, field in FIELDS.items():
     value = operator.attrgetter(field)(config)
-    names = [reward.name for reward in value] if field == 'rewards' else [value]
+    names = [value]
+    if field == 'rewards':
+      names = [reward.name for reward in value]
+    elif isinstance(value, dict):
+      names = [*value.values()]
     # Without a warm-up nothing reads the demonstrations.
     if argument != 'demonstrations' or config.warm_up.steps:
       found |= {name: argument for name in names if is_object(str(name))}
@@ -130,10 +136,11 @@ def _missing(
   found: dict[str, list[str]] = {}
   for name, argument in needed.items():
     if name not in there:
-      short = re.sub('^(method|model|reward) ', '', _what(name))
+      short = re.sub('^(field|method|model|reward) ', '', _what(name))
       found.setdefault(argument, []).append(short)
   parts = [f'{name} ({", ".join(names)})' for name, names in found.items()]
-  call = [f'{k}=[...]' if k == 'rewards' else f'{k}=...' for k in found]
+  brackets = {'rewards': '[...]', 'fields': '{...}'}
+  call = [f'{k}={brackets.get(k, "...")}' for k in found]
   listed = ' and '.join(filter(None, (', '.join(parts[:-1]), *parts[-1:])))
   return listed, ', '.join(call)
 

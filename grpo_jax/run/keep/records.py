@@ -90,6 +90,37 @@ def flat(config: Config) -> dict[str, Any]:
   return config_lib.flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
 
+def differences(earlier: Config, config: Config) -> dict[str, tuple[Any, Any]]:
+  """What two configs have for each field in which they differ.
+
+  Of several rewards or sources that are as many as before, each field is one of
+  its own, such as `rewards[0].weight`.
+  """
+  before, now = flat(earlier), flat(config)
+  found = {}
+  for name, value in now.items():
+    found |= _differences(name, before[name], value)
+  return found
+
+
+def _differences(name: str, before: Any, now: Any) -> dict[str, Any]:
+  if before == now:
+    return {}
+  both = before, now
+  items = all(
+    isinstance(x, list) and x and all(isinstance(one, dict) for one in x)
+    for x in both
+  )
+  if not items or len(before) != len(now):
+    return {name: both}
+  return {
+    f'{name}[{place}].{key}': (one[key], other[key])
+    for place, (one, other) in enumerate(zip(before, now))
+    for key in other
+    if one[key] != other[key]
+  }
+
+
 def versions() -> dict[str, Any]:
   """The packages, devices and so on of this process, for `versions.json`."""
   import jax

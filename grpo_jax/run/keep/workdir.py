@@ -1,14 +1,14 @@
 """The workdir: the directory that a run writes to and goes on from.
 
-- `config.json` is the resolved config. A start with another config is refused,
-  and the message names the field that differs; `config.FREE` lists the fields
-  that may change between two starts.
+- `config.json` is the resolved config of the last start. A start with another
+  config is refused, and the message names the field that differs;
+  `config.changes` says which fields may change between two starts.
 - `given.json` has a record of each object that the run was given in Python, if
   it was given any; see `placing.py`.
 - `versions.json` has one entry per start: packages, Python, git revision,
-  devices, the rollouts that were done before, whether it replays others, and
-  how many records and which hash its data had. A start over data that has
-  changed warns.
+  devices, the rollouts that were done before, whether it replays others, how
+  many records and which hash its data had, and which fields of the config it
+  has changed. A start over data that has changed warns.
 - `checkpoints/`, `warm_up/`, `completions/`, `evaluations/` and `exports/` are
   written by `progress.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
   `tensorboard/` by `monitor/`.
@@ -25,6 +25,7 @@ import fcntl
 import itertools
 import json
 import pathlib
+import re
 import shutil
 import time
 import traceback
@@ -34,6 +35,9 @@ import uuid
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import Config
+from grpo_jax.config.changes import FLAG
+from grpo_jax.config.fields import ALLOWED
+from grpo_jax.config.fields import FREE
 from grpo_jax.hosts.processes import Processes
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import objects as objects_lib
@@ -55,7 +59,10 @@ class Source(NamedTuple):
 
 @contextlib.contextmanager
 def claimed(
-  directory: str | pathlib.Path, config: Config, objects: Objects = NOTHING
+  directory: str | pathlib.Path,
+  config: Config,
+  objects: Objects = NOTHING,
+  allowed: Sequence[str] = (),
 ) -> Iterator[None]:
   """Locks a workdir for this process, for as long as the context lasts.
 
@@ -64,9 +71,9 @@ def claimed(
   Args:
     directory: Made if it is not there. If it holds a run already, this start
       must be of the same run.
-    config: Of this start. It may differ from the run's in the fields of
-      `config.FREE` alone.
+    config: Of this start.
     objects: What this start was given in Python; see `refuse_another`.
+    allowed: See `refuse_another`.
 
   Raises:
     ValueError: The workdir holds another run, another process is running in it,
@@ -100,7 +107,7 @@ def claimed(
         'system so that flock works, or give a workdir on another one.'
       ) from error
     # Not before: another start may have made its run here meanwhile.
-    refuse_another(directory, config, objects=objects)
+    refuse_another(directory, config, objects=objects, allowed=allowed)
     try:
       yield
     except BaseException as error:
@@ -122,7 +129,8 @@ def record(
 ) -> dict[str, Any]:
   """Records this start in `config.json`, `given.json` and `versions.json`.
 
-  The workdir must be claimed.
+  The workdir must be claimed. `changed` in the new entry of `versions.json` has
+  the fields of the config that are not what they were: [before, now] by name.
 
   Args:
     directory: The workdir.
@@ -146,6 +154,9 @@ def record(
   now = {**records.versions(), **more}
   if not _is_first():
     return now
+  if records.holds_run(directory):
+    changed = records.differences(records.saved_config(directory), config)
+    now |= {'changed': changed} if changed else {}
   # Left by a process that was killed while it wrote a file, or a folder.
   # They have names of their own; any other `*.tmp` is the user's.
   for leftover in itertools.chain(
@@ -246,6 +257,7 @@ def refuse_another(
   config: Config,
   bound: tuple[str, ...] | None = None,
   objects: Objects = NOTHING,
+  allowed: Sequence[str] = (),
 ) -> None:
   """Raises a ValueError if the workdir holds another run than this one.
 
@@ -253,9 +265,11 @@ def refuse_another(
     directory: May not exist.
     config: Of this start.
     bound: The fields and groups of fields that must be equal; None: all. Those
-      of `config.FREE` may differ in any case.
+      that are free may differ in any case; see `config.changes`.
     objects: What this start was given in Python. Those that replace a bound
       field must be what the run was given.
+    allowed: What `config.check_allowed` returned: further fields that may
+      differ.
   """
   directory = pathlib.Path(directory)
   if not records.holds_run(directory):
@@ -263,19 +277,22 @@ def refuse_another(
   earlier = records.saved_config(directory)
   if bound is None:
     objects_lib.refuse_without(directory, earlier, config)
-  before = records.flat(earlier)
-  for name, value in records.flat(config).items():
-    free = config_lib.is_free(name, config)
-    if bound is not None:
-      free = free or not config_lib.within(name, bound)
-    if before[name] != value and not free:
-      why = ''
-      if name == 'steps':
-        why = f', over which its learning rate decays ({config.optim.decay})'
-      raise ValueError(
-        f'The run in {directory} has config.{name}={before[name]!r}{why}, and '
-        f'now it is {value!r}; give the same, or another workdir.'
-      )
+  for name, (before, now) in records.differences(earlier, config).items():
+    if bound is not None and not config_lib.within(name, bound):
+      continue
+    kind = config_lib.kind_of(name, config)
+    if kind == FREE or config_lib.is_allowed(name, allowed):
+      continue
+    why, advice = '', 'give the same, or another workdir'
+    if name == 'steps':
+      why = f', over which its learning rate decays ({config.optim.decay})'
+    if kind == ALLOWED:
+      flag = re.sub(r'\[\d*\]', '', name)  # brackets mean something to a shell
+      advice += f', or go on with the new value by {FLAG}={flag}'
+    raise ValueError(
+      f'The run in {directory} has config.{name}={before!r}{why}, and now it '
+      f'is {now!r}; {advice}.'
+    )
   standing = objects_lib.standing(config)
   for name, recorded in (records.read(directory / 'given.json') or {}).items():
     field = objects_lib.FIELDS.get(standing.get(name, ''))

@@ -190,7 +190,9 @@ def test_what_a_run_says_is_never_read_as_html(tmp_path):
   config['evaluation']['answer'] = config['data']['tokenizer'] = nasty
   config['learner']['method'] = nasty
   (folder / 'config.json').write_text(json.dumps(config))
-  (folder / 'versions.json').write_text(json.dumps([{'git': nasty}]))
+  start = {'git': nasty, 'changed': {nasty: [nasty, 1]}, 'after_step': nasty}
+  starts = [{'changed': 3}, {'changed': {'a': 1, 'b': []}}, start]
+  (folder / 'versions.json').write_text(json.dumps(starts))
   (folder / 'traceback.txt').write_text(f'ValueError: {nasty}')
   lines = folder / 'metrics.jsonl'
   with lines.open('a') as file:
@@ -209,6 +211,19 @@ def test_what_a_run_says_is_never_read_as_html(tmp_path):
   # It is all there to be read, though.
   assert '<img src=x onerror="alert(1)">' in words(text)
   assert '\x1b' not in text and '\\x1b[31m' in text
+
+
+def test_what_starts_have_changed_is_told(tmp_path):
+  folder = made_runs.run(tmp_path / 'a')
+  starts = [
+    {'after_step': 0},
+    {'after_step': 3, 'changed': {'optim.lr': [0.5, 1], 'steps': [3, 6]}},
+    {'after_step': 6, 'changed': {'optim.lr': [1, 2.5]}},
+  ]
+  (folder / 'versions.json').write_text(json.dumps(starts))
+  said = words(page_of(folder))
+  assert 'optim.lr from 0.5 to 1 after rollout 3; steps from 3 to 6 af' in said
+  assert 'optim.lr from 1 to 2.5 after rollout 6' in said
 
 
 def test_no_part_of_a_page_is_read_as_html():

@@ -98,3 +98,10 @@ def test_the_source_of_a_reward_function_is_compared(tmp_path, monkeypatch):
     found.append(hashes(runs.small(reward='of_this_host:judge')))
   assert [*found[0]] == [*found[1]] == [name]
   assert found[0][name] != found[1][name]
+
+
+def test_so_are_the_functions_of_the_fields_of_a_batch(tmp_path, monkeypatch):
+  (tmp_path / 'of_fields.py').write_text('by_token = None\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  found = hashes(runs.small(**{'learner.fields': {'mine': 'of_fields:by'}}))
+  assert [*found] == ['the SHA-256 of the module of of_fields:by']

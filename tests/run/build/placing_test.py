@@ -400,7 +400,7 @@ def test_a_start_with_something_else_is_refused_by_name(tmp_path):
     started(tmp_path, rewards=[make_closure(4)], prompts=SUMS)
   with pytest.raises(ValueError, match='list of 9 prompts is not the one'):
     started(tmp_path, rewards=[make_closure(3)], prompts=SUMS[::-1])
-  with pytest.raises(ValueError, match='config.rewards=.*lambda.*is.*brevity'):
+  with pytest.raises(ValueError, match='rewards.*name=.*lambda.*is.*brevity'):
     started(tmp_path, rewards=[brevity], prompts=SUMS)
   with pytest.raises(ValueError, match='list of 9.*now it is .*list of 8'):
     started(tmp_path, rewards=[make_closure(3)], prompts=SUMS[1:])

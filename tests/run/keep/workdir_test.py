@@ -76,7 +76,8 @@ def test_the_steps_of_a_decay_stay(decay, tmp_path):
     workdir.refuse_another(tmp_path, small(steps=6))
   assert str(caught.value) == (
     f'The run in {tmp_path} has config.steps=4, over which its learning rate '
-    f'decays ({decay}), and now it is 6; give the same, or another workdir.'
+    f'decays ({decay}), and now it is 6; give the same, or another workdir, or '
+    'go on with the new value by --allow_changed=steps.'
   )
 
 
