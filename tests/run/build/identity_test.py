@@ -105,3 +105,10 @@ def test_so_are_the_functions_of_the_fields_of_a_batch(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   found = hashes(runs.small(**{'learner.fields': {'mine': 'of_fields:by'}}))
   assert [*found] == ['the SHA-256 of the module of of_fields:by']
+
+
+def test_so_is_the_source_of_an_optimizer(tmp_path, monkeypatch):
+  (tmp_path / 'of_optimizers.py').write_text('mine = None\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  found = hashes(runs.small(**{'optim.name': 'of_optimizers:mine'}))
+  assert [*found] == ['the SHA-256 of the module of of_optimizers:mine']
