@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import engines
+from grpo_jax import models
 from grpo_jax.engines import plain as plain_lib
 from grpo_jax.engines.local import sampler
 from grpo_jax.mesh import sharding
@@ -185,10 +186,16 @@ def test_decay_and_axes():
   assert model.decays(('attention', '0', 'qkv', 'kernel'))
   assert not model.decays(('norms', '0', 'scale'))
   assert model.logical_axes(('embed', 'embedding'), 2) == (None, 'width')
+  assert model.matrix_axes(('mlp', '0', 'kernel'), 2) == ((-2,), (-1,), True)
+  qkv = model.matrix_axes(('attention', '0', 'qkv', 'kernel'), 4)
+  assert qkv.inputs == ()  # [inputs, 3, heads, size]: it cannot be known
+  assert not model.matrix_axes(('embed', 'embedding'), 2).hidden
   model, _ = own_module.made(
     decays=lambda path, shape: path[0] == 'norms',
     logical_axes=lambda path, shape: ('vocab', *(None,) * (len(shape) - 1)),
+    matrix_axes=lambda path, shape: models.MatrixAxes((-1,), (-2,)),
   )
+  assert model.matrix_axes(('mlp', '0', 'kernel'), 2) == ((-1,), (-2,), True)
   assert model.decays(('norms', '0', 'scale'))
   assert model.logical_axes(('embed', 'embedding'), 2) == ('vocab', None)
 
