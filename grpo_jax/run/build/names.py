@@ -33,6 +33,8 @@ def check(config: Config) -> None:
   """
   check_evaluation(config)
   _check_method(config.learner.method)
+  if ':' in (name := config.optim.name):  # the others are of the config's table
+    importing.find(name, f'config.optim.name={name!r}')
   for source in build_data.sources_in(config.data.train):
     _check_source(source.name, 'train')
 
