@@ -26,6 +26,24 @@ def typed(*later, method='grpo', **kwargs):
   return learner.method, learner.method_kwargs, said
 
 
+def test_another_optimizer_goes_without_the_arguments_of_the_first():
+  tree = {
+    'optim': {'name': 'sgd', 'kwargs': {'momentum': 0.9}},
+    'learner': {'method': 'grpo', 'method_kwargs': {'low': 0.1}},
+  }
+  found, said = arguments.with_fields(tree, {'optim.name': 'muon'})
+  assert found['optim'] == {'name': 'muon', 'kwargs': {}}
+  assert 'for the optimizer sgd, which are left out (momentum=0.9)' in said
+  assert '--config.optim.kwargs.NAME=VALUE' in said
+  assert found['learner'] == tree['learner']
+  fields = {'optim.name': 'muon', 'optim.kwargs.beta': '0.9'}
+  found, _ = arguments.with_fields(tree, fields)
+  assert found['optim'] == {'name': 'muon', 'kwargs': {'beta': 0.9}}
+  fields = {'optim.name': 'muon', 'learner.method': 'dapo'}
+  _, said = arguments.with_fields(tree, fields)
+  assert 'method grpo' in said and 'optimizer sgd' in said
+
+
 def test_another_method_goes_without_the_arguments_of_the_first():
   method, kwargs, said = typed('learner.method=dapo', kl_coefficient=0.0)
   assert (method, kwargs) == ('dapo', {})

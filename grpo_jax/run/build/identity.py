@@ -46,7 +46,11 @@ def compared(config: Config, objects: Objects = NOTHING) -> dict[str, Any]:
   for file in _model_files(config):
     same[f'the SHA-256 of {file}'] = data.fingerprint([str(file)], _PARTS)
   names = [reward.name for reward in config.rewards]
-  names += [config.learner.method, config.evaluation.answer]
+  names += [
+    config.learner.method,
+    config.optim.name,
+    config.evaluation.answer,
+  ]
   names += config.learner.fields.values()
   files = build_data.files(config) | {
     f'the module of {name}': _module_files(name)
