@@ -99,6 +99,7 @@ WRONG = [
   ('learner.method=grop', 'is no method; did you mean grpo?'),
   ('learner.method=my_losses:patient', "(did you mean 'patient_grpo'?)"),
   ('learner.method=my_loses:patient_grpo', "No module named 'my_loses'"),
+  ('optim.name=my_losses:patient', "(did you mean 'patient_grpo'?)"),
   ('model.path=my_lab.models:tiny', "No module named 'my_lab'"),
   ('data.train=aritmetic', "(did you mean 'arithmetic'?)"),
   ('data.heldout=my_data:sums', "No module named 'my_data'"),

@@ -36,6 +36,8 @@ def check(config: Config) -> None:
   for field, name in config.learner.fields.items():
     if not is_object(name):
       importing.find(name, f'config.learner.fields[{field!r}]={name!r}')
+  if ':' in (name := config.optim.name):  # the others are of the config's table
+    importing.find(name, f'config.optim.name={name!r}')
   for source in build_data.sources_in(config.data.train):
     _check_source(source.name, 'train')
 

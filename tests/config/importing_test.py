@@ -1,0 +1,89 @@
+"""What is told of a module that is not imported."""
+
+import importlib
+import sys
+
+import pytest
+
+from grpo_jax.config import importing
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+  """Writes a module of a new name, in a folder that Python searches."""
+  monkeypatch.syspath_prepend(tmp_path)
+  made = []
+
+  def write(text, name='seen_lab'):
+    (tmp_path / f'{name}.py').write_text(text)
+    importlib.invalidate_caches()
+    made.append(name)
+    return name
+
+  yield write
+  for name in made:
+    sys.modules.pop(name, None)
+
+
+FOUND = [
+  'def score(): pass',
+  'async def score(): pass',
+  'class score: pass',
+  'score = max',
+  'from math import sqrt as score',
+  'import json as score',
+  'try:\n  from math import nothing\nexcept ImportError:\n  score = max',
+  'if True:\n  def score(): pass',
+  'a, score = min, max',
+  # Here only importing can tell.
+  'from math import *',
+  'def __getattr__(name): return max',
+  'globals()["sco" + "re"] = max',
+]
+
+
+@pytest.mark.parametrize('text', FOUND)
+def test_what_may_be_there_is_not_refused(module, text):
+  name = module(text)
+  importing.find(f'{name}:score', 'It')
+  assert name not in sys.modules
+
+
+@pytest.mark.parametrize(
+  'text, function',
+  [
+    ('def score(): pass', 'scor'),
+    ('def other():\n  score = 1\n', 'score'),
+    ('class A:\n  def score(self): pass\n', 'score'),
+    ('def score(:', 'score'),
+    ('', ''),
+  ],
+)
+def test_a_refusal_is_the_one_that_importing_gives(module, text, function):
+  name = module(text)
+  with pytest.raises(ValueError) as seen:
+    importing.find(f'{name}:{function}', 'It')
+  assert name not in sys.modules
+  with pytest.raises(ValueError) as imported:
+    importing.imported(f'{name}:{function}', 'It')
+  assert str(seen.value) == str(imported.value)
+
+
+@pytest.mark.parametrize(
+  'name', ['no_lab.x:f', 'json.no:f', 'pickle.x:f', ':f']
+)
+def test_a_module_that_is_not_there(name):
+  with pytest.raises(ValueError) as seen:
+    importing.find(name, 'It')
+  with pytest.raises(ValueError) as imported:
+    importing.imported(name, 'It')
+  first = str(seen.value).replace("'no_lab.x'", "'no_lab'")
+  assert first == str(imported.value).replace("'no_lab.x'", "'no_lab'")
+
+
+def test_the_list_of_a_module_is_read_and_not_made():
+  from grpo_jax.losses import methods
+
+  assert importing.listed('grpo_jax.losses.methods') == methods.__all__
