@@ -88,7 +88,7 @@ COMMANDS = {
   ),
   'data': Command(
     'show_data:run',
-    'Shows prompts as the model reads them; of a FILE, which fields read it.',
+    'Shows prompts as models read them; of a FILE, which fields read it.',
     (
       'file', 'config', 'show', 'records', 'prompt_field', 'answer_field',
       'json', 'verbose',

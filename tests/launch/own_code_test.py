@@ -25,7 +25,8 @@ FOLDER = scripts.LAUNCH / 'own_code'
 @pytest.fixture
 def path(monkeypatch):
   """`sys.path`, and no module of the folder, as in a new process."""
-  monkeypatch.setattr(sys, 'path', list(sys.path))
+  added = {str(FOLDER), str(scripts.ROOT / 'configs')}
+  monkeypatch.setattr(sys, 'path', [x for x in sys.path if x not in added])
   yield sys.path
   for name in 'my_rewards', 'my_losses':
     sys.modules.pop(name, None)

@@ -381,6 +381,7 @@ RECORDS = {
   optim.MomentRecord: 'f32[',
   optim.Split: 'Tree like the parameters',
   optim.Coasted: '',
+  optim.Matrix: '',
 }
 
 

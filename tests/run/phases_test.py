@@ -84,6 +84,7 @@ def test_every_phase_of_a_run_is_said(tmp_path):
     == [
       *start,
       'restoring the newest checkpoint',
+      'changed',  # config.steps
       'goes',  # on from the checkpoint of rollout 1
       'compiling, then sampling and judging',
       'compiling, then learning',
