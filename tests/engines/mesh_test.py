@@ -45,13 +45,14 @@ def on_one_device():
   return drawn(engine(model, None, tiny.params(model)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'tensor, shape, shards',
   [
-    pytest.param(1, (2, 4, 1, 1, 1), 8, marks=pytest.mark.long),
-    pytest.param(2, (2, 2, 1, 1, 2), 4, marks=pytest.mark.long),
+    (1, (2, 4, 1, 1, 1), 8),
+    (2, (2, 2, 1, 1, 2), 4),
     (4, (2, 1, 1, 1, 4), 8),  # two heads are not divided by 4: caches by rows
-    pytest.param(8, (1, 1, 1, 1, 8), 8, marks=pytest.mark.long),
+    (8, (1, 1, 1, 1, 8), 8),
   ],
 )
 def test_more_of_tensor_changes_no_token(tensor, shape, shards):

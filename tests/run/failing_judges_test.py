@@ -72,6 +72,7 @@ def whole(shared_programs, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 def test_each_failure_is_counted_with_its_reason(whole):
   limit = LIMITS['workers.time_limit_secs']
   found = set()

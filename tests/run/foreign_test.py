@@ -109,6 +109,7 @@ def test_evaluate_and_sample_take_the_model_again(whole, own):
   )
 
 
+@pytest.mark.long
 def test_another_module_is_refused(whole):
   with pytest.raises(ValueError, match='The model Decoder is not the one'):
     train(whole, 'no cache')
