@@ -163,10 +163,11 @@ def _fetch(
   config: Config, screen: monitor_lib.Screen, peers: processes.Processes
 ) -> None:
   """Downloads what the config names on the Hub; the screen says what."""
-  if pins.has_names(config):
+  if named := pins.names(config):
     with screen.phase('fetching files of the Hub'), hub.telling(screen.line):
       with peers.together():
         pins.fetch(config)
+    screen.fact('commits', ', '.join(map(hub.short, named)))
 
 
 def _built(

@@ -4,14 +4,19 @@ import dataclasses
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 import grpo_jax
 from grpo_jax.config import Reward
 from grpo_jax.config import Source
+from grpo_jax.data import hub as hub_lib
 from grpo_jax.hosts import processes
 from grpo_jax.run import export
+from grpo_jax.run import learning
+from grpo_jax.run import loop
 from grpo_jax.run.build import pins
+from tests import cli
 from tests import runs
 from tests.data.hub import stand_in
 from tests.data.hub.tables_test import table
@@ -53,12 +58,21 @@ def configured(**changes):
 
 @pytest.mark.long
 @pytest.mark.usefixtures('shared_programs')
-def test_a_run_goes_on_offline_with_the_commits_that_it_began_with(
-  hub, tmp_path, monkeypatch
-):
+def test_the_whole_way(hub, tmp_path, monkeypatch):
+  """By names, killed, on without the Hub, out, and in again by its name."""
   first = hub.models[MODEL].branches['main']
   data = hub.datasets[DATA].branches[stand_in.CONVERTED]
-  grpo_jax.train(configured(**{'steps': 1}), tmp_path / 'run')
+  with monkeypatch.context() as patch:
+    learn = learning.learn
+
+    def killed(updater, layout, state, rollout, step, *others):
+      if step == 1:
+        raise export_test.Killed
+      return learn(updater, layout, state, rollout, step, *others)
+
+    patch.setattr(learning, 'learn', killed)
+    with pytest.raises(export_test.Killed):
+      loop.train(configured(), tmp_path / 'run')
   saved = json.loads((tmp_path / 'run' / 'config.json').read_text())
   assert saved['model']['path'] == f'{MODEL}@{first}'
   assert saved['data']['train'] == f'{DATA}@{data}'
@@ -66,10 +80,10 @@ def test_a_run_goes_on_offline_with_the_commits_that_it_began_with(
   # The branches move, the conversion vanishes, and then nobody can be asked.
   hub.models[MODEL].commit({'config.json': b'{}'})
   hub.datasets[DATA].branches.clear()
-  stand_in.go_offline(monkeypatch)
-  grpo_jax.train(configured(), tmp_path / 'run')
-  lines = runs.records(tmp_path / 'run')
-  assert [line['step'] for line in lines][-1] == 2
+  with monkeypatch.context() as patch:
+    stand_in.go_offline(patch)
+    grpo_jax.train(configured(), tmp_path / 'run')
+  assert runs.records(tmp_path / 'run')[-1]['step'] == 2
   # As a run that was never stopped, by the commits that it names.
   named = {
     'model.path': saved['model']['path'],
@@ -78,10 +92,14 @@ def test_a_run_goes_on_offline_with_the_commits_that_it_began_with(
   }
   grpo_jax.train(configured(**named), tmp_path / 'whole')
   runs.assert_equal(tmp_path / 'run', tmp_path / 'whole')
-  done = export.convert(tmp_path / 'run', tmp_path / 'out')
-  assert done.checkpoint == 2
-  files = {path.name for path in (tmp_path / 'out').iterdir()}
-  assert {'config.json', 'tokenizer.json', 'model.safetensors'} <= files
+  monkeypatch.setenv('HF_TOKEN', stand_in.TOKEN)
+  out = tmp_path / 'out'
+  done = cli.call('convert', tmp_path / 'run', out, '--push=me/mine')
+  assert f'pushed to {hub.endpoint}/me/mine/commit/' in done.stdout, done
+  loaded = export_test.of_folder(hub_lib.local_model('me/mine'))
+  np.testing.assert_array_equal(loaded, export_test.of_folder(out))
+  text = (out / 'README.md').read_text()
+  assert f'base_model: {MODEL}\n' in text and '| rollouts | 2 |' in text
 
 
 def test_every_name_of_a_config_gets_its_commit(hub, tmp_path):
@@ -119,8 +137,8 @@ def test_every_name_of_a_config_gets_its_commit(hub, tmp_path):
 def test_a_config_without_names_is_left_alone(tmp_path):
   config = runs.small()
   assert pins.pinned(config, tmp_path, processes.ALONE) is config
-  assert not pins.has_names(config)
-  assert pins.has_names(configured())
+  assert not pins.names(config)
+  assert pins.names(configured()) == [MODEL, f'hf:{DATA}', DATA]
 
 
 @pytest.mark.long

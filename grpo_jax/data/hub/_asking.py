@@ -184,8 +184,9 @@ def refusal(error: BaseException, name: str) -> Exception:
   status = _status(error)
   if isinstance(error, errors.OfflineModeIsEnabled):
     return Unreachable(
-      f'{name} is not in the cache {constants.HF_HUB_CACHE}, and '
-      'HF_HUB_OFFLINE is set; unset it, or download it first.'
+      f'There is no {name} here, nor in the cache {constants.HF_HUB_CACHE}, '
+      'and HF_HUB_OFFLINE is set; correct the name, unset that, or download it '
+      'first.'
     )
   if isinstance(error, errors.GatedRepoError):
     return HubError(

@@ -124,8 +124,9 @@ def download(repository: Repository, paths: Iterable[str]) -> pathlib.Path:
   if missing:
     _require_room(repository, nbytes)
   if nbytes > 10**6:  # the others take no time
+    files = 'a file' if len(missing) == 1 else f'{len(missing)} files'
     _asking.tell(
-      f'Downloading {len(missing)} files of {repository.name}, '
+      f'Downloading {files} of {repository.name}, '
       f'{nbytes / 1e9:.3g} GB, to {_cache_root()}.'
     )
   for path in paths:

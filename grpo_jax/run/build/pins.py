@@ -49,19 +49,19 @@ def pinned(
   Raises:
     ValueError: There is no such model or data set.
   """
-  if not has_names(config):
+  if not names(config):
     return config
   known = _known(pathlib.Path(directory))
-  names: list[str] = []
+  found: list[str] = []
 
   def with_commit(one: Named) -> str:
-    names.append(known.get(_key(one)) or _looked_up(one))
-    return names[-1]
+    found.append(known.get(_key(one)) or _looked_up(one))
+    return found[-1]
 
   with peers.together():  # a name that does not exist is an error of all
     if peers.is_first:
       mapped(config, with_commit)
-  told = iter(peers.from_first(names))
+  told = iter(peers.from_first(found))
   return mapped(config, lambda one: next(told))
 
 
@@ -86,16 +86,17 @@ def fetch(config: Config) -> None:
   mapped(config, downloaded)
 
 
-def has_names(config: Config) -> bool:
-  """Whether a config has names of the Hub."""
-  found: list[bool] = []
+def names(config: Config) -> list[str]:
+  """The names of the Hub in a config, each once."""
+  found: dict[str, None] = {}
 
   def look(one: Named) -> str:
-    found.append(hub.parse(one.source.name) is not None)
+    if hub.parse(one.source.name):
+      found[one.source.name] = None
     return one.source.name
 
   mapped(config, look)
-  return any(found)
+  return [*found]
 
 
 def mapped(config: Config, change: Callable[[Named], str]) -> Config:
