@@ -206,7 +206,8 @@ FLAGS = {
   ),
   'source': Flag(
     'The model to write: a Hugging Face folder, a name on the Hub, a .gguf '
-    'file, package:NAME for the .gguf file in an installed package, or the workdir of a run.',
+    'file, package:NAME for the .gguf file in an installed package, or the '
+    'workdir of a run.',
   ),
   'folder': Flag('The folder to write, which must be new or empty.'),
   'adapter': Flag(
