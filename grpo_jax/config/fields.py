@@ -1,4 +1,8 @@
-"""Every field of a config, with its default, its unit and its help text."""
+"""Every field of a config, with its default, its unit and its help text.
+
+All of it is one file, because it is one table: who looks for an option reads it
+from top to bottom, as the page of all options is made from it.
+"""
 
 import dataclasses
 from typing import Any
@@ -40,8 +44,8 @@ class Model:
     '',
     'Where the weights, the shape and the tokenizer come from: a Hugging Face '
     "folder, a name on the Hugging Face Hub ('owner/name', also "
-    "'owner/name@revision' and 'owner/name:file.gguf'; hf:// before it "
-    "stands for no path), a .gguf file, 'package:NAME' for the .gguf file in "
+    "'owner/name@revision' and 'owner/name:file.gguf'; with hf:// before it "
+    "never a path), a .gguf file, 'package:NAME' for the .gguf file in "
     "an installed package, or the workdir of another run. '': random weights "
     "of the shape below. 'module:function' names a function that returns a "
     'model of your own; see grpo_jax/models/README.md.',
@@ -158,7 +162,7 @@ class Source:
     'Arguments of the source. Files take prompt_field and answer_field, where '
     "they differ from those of the config; folders, 'hf:OWNER/NAME' and "
     "'tfds:NAME' also split, such as 'test'; 'hf:OWNER/NAME' also config, "
-    "its name of a part; 'tfds:NAME' also data_dir; 'reasoning_gym:TASK' "
+    "the subset of that name; 'tfds:NAME' also data_dir; 'reasoning_gym:TASK' "
     'size, seed, curriculum and those of the task; a function its own.',
   )
 

@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
 
 import grpo_jax
 from grpo_jax.config import Reward
-from grpo_jax.config import Source
 from grpo_jax.data import hub as hub_lib
 from grpo_jax.hosts import processes
 from grpo_jax.run import export
@@ -164,8 +162,19 @@ def test_what_does_not_exist_leaves_no_workdir(hub, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_source_says_which_records_it_stands_for(hub):
-  one = Source(DATA, kwargs={'split': 'test'})
-  named = pins.Named('data', one, 'heldout')
-  assert pins._key(named) == ('data', DATA, 'heldout', '', 'test')
-  assert pathlib.Path(MODEL).exists() is False
+def test_a_run_keeps_the_commit_of_a_split_and_not_of_another(hub, tmp_path):
+  """Another split of the same data set may be at another commit."""
+  first = pins.pinned(configured(), tmp_path / 'run', processes.ALONE)
+  (tmp_path / 'run').mkdir()
+  text = json.dumps(dataclasses.asdict(first))
+  (tmp_path / 'run' / 'config.json').write_text(text)
+  (tmp_path / 'run' / 'versions.json').write_text('[]')
+  files = {'main/test/0000.parquet': table('9')}
+  moved = hub.datasets[DATA].commit(files, stand_in.CONVERTED)
+  again = pins.pinned(configured(), tmp_path / 'run', processes.ALONE)
+  assert again == first and moved not in str(again)
+  other = ({'name': f'hf:{DATA}', 'kwargs': {'split': 'test'}},)
+  config = configured(**{'data.train': other})
+  found = pins.pinned(config, tmp_path / 'run', processes.ALONE)
+  assert found.data.train[0].name == f'{DATA}@{moved}'
+  assert found.data.heldout == first.data.heldout

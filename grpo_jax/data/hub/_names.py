@@ -9,7 +9,6 @@
 A path that exists here wins over a name without hf://.
 """
 
-from collections.abc import Callable
 import dataclasses
 import os
 import re
@@ -102,19 +101,6 @@ def short(text: str) -> str:
 def is_commit(revision: str) -> bool:
   """Whether a revision is a whole commit, which nothing can move."""
   return bool(_COMMIT.fullmatch(revision))
-
-
-def with_commit(text: str, find: Callable[[Name], str]) -> str:
-  """A name of the Hub with its commit; any other text as it is.
-
-  Args:
-    text: A path, a name or anything else.
-    find: The commit of a name that has none.
-  """
-  name = parse(text)
-  if name is None or name.commit:
-    return text
-  return str(name.pinned(find(name)))
 
 
 def _is_repository(text: str, is_told: bool) -> bool:
