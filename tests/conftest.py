@@ -7,7 +7,9 @@ single operations, is kept for the time of one test run and shared by workers.
 """
 
 import atexit
+import contextlib
 import gc
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -41,6 +43,7 @@ import pytest  # noqa: E402
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+TESTS = pathlib.Path(__file__).parent
 _MOST_MAPS = 20_000
 _MOST_PROGRAMS = 200  # of a context, which keeps the constants of all of them
 
@@ -80,6 +83,34 @@ _DOCTESTS_NEED = {
   'json_schema': 'jsonschema',
   'ReasoningGymSource': 'reasoning_gym',
 }
+
+
+def pytest_sessionstart(session):
+  """Workers share the reading of the tests.
+
+  What a process is the first to import, it compiles, and pytest rewrites the
+  asserts of tests: twenty seconds, which all workers would spend on one file
+  after the other at the same time. So each begins with files of its own.
+  """
+  workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))
+  if workers == 1 or session.config.option.file_or_dir:
+    return
+  own = int(os.environ['PYTEST_XDIST_WORKER'].removeprefix('gw'))
+  files = sorted(TESTS.rglob('*_test.py'))
+  for first in range(workers):
+    for path in files[(own + first) % workers :: workers]:
+      names = path.relative_to(TESTS.parent).with_suffix('').parts
+      with contextlib.suppress(Exception, pytest.skip.Exception):
+        importlib.import_module('.'.join(names))  # who collects it says why not
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+  """Tests have no doctests: only those of the package are looked for."""
+  found = yield
+  if file_path.is_relative_to(TESTS):
+    return [module for module in found if type(module) is pytest.Module]
+  return found
 
 
 def pytest_collection_modifyitems(items):

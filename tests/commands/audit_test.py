@@ -1,5 +1,6 @@
 """`grpo-jax audit` and `grpo-jax methods`: names in, tables out."""
 
+import functools
 import json
 
 import pytest
@@ -11,7 +12,10 @@ from grpo_jax.lab import audits
 from tests import cli
 from tests import readmes
 
-GRPO = diagnostics.audit(losses.methods.grpo())
+
+@functools.cache
+def grpo():
+  return diagnostics.audit(losses.methods.grpo())
 
 
 def test_arguments_reach_the_method():
@@ -47,7 +51,7 @@ def test_what_cannot_be_audited(name, kwargs, said):
 
 def test_what_a_person_sees(capsys, monkeypatch):
   monkeypatch.setenv('COLUMNS', '110')
-  audit_lib.show('grpo', GRPO, 'audit-grpo.png')
+  audit_lib.show('grpo', grpo(), 'audit-grpo.png')
   seen = capsys.readouterr().out
   assert max(map(len, seen.splitlines())) <= 110
   for text in ('(r - mean)/std', 'audit-grpo.png', 'always 0 at ratio 1'):
@@ -56,7 +60,7 @@ def test_what_a_person_sees(capsys, monkeypatch):
 
 def test_the_table_as_a_person_and_as_a_readme_sees_it(capsys, monkeypatch):
   monkeypatch.setenv('COLUMNS', '150')
-  rows = [{'method': 'grpo', **diagnostics.cells(GRPO)}]
+  rows = [{'method': 'grpo', **diagnostics.cells(grpo())}]
   audit_lib.show_table(rows, wide=True)
   seen = capsys.readouterr().out
   assert '(r - mean)/std' in seen and 'W_agg: sum of the' in seen
@@ -73,7 +77,7 @@ def test_eighty_columns_hold_a_method_and_the_table_of_all(capsys, monkeypatch):
   longest = max(losses.methods.__all__, key=len)
   cells = diagnostics.cells(diagnostics.audit(losses.methods.vespo()))
   audit_lib.show_table([{'method': longest, **cells}])
-  audit_lib.show(longest, GRPO)
+  audit_lib.show(longest, grpo())
   lines = capsys.readouterr().out.splitlines()
   assert max(map(len, lines)) <= 80
   assert all(line == line.rstrip() for line in lines)

@@ -463,7 +463,13 @@ AGAIN, KILLED = processes.START_AGAIN, -signal.SIGKILL
       'Process 1 on ',
       marks=pytest.mark.long,
     ),
-    ('hangs', (AGAIN, None), 0, 'has been silent for 4 s'),
+    pytest.param(
+      'hangs',
+      (AGAIN, None),
+      0,
+      'has been silent for 4 s',
+      marks=pytest.mark.long,
+    ),
     pytest.param(
       'first hangs',
       (None, AGAIN),

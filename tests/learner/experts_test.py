@@ -39,7 +39,6 @@ from tests.learning import make_updater
 from tests.learning import spec
 
 MODEL = models.Transformer(tiny.EXPERTS)
-PARAMS = tiny.params(MODEL)
 ONE = dataclasses.replace(
   tiny.EXPERTS, num_layers=1, pattern=(models.LayerKind(experts=True),)
 )
@@ -87,7 +86,7 @@ def whole(balance):
     uneven = models.balance(routed.statistics)
     return value + balance * uneven, uneven
 
-  return jax.jit(jax.grad(loss, has_aux=True))(PARAMS)
+  return jax.jit(jax.grad(loss, has_aux=True))(tiny.params(MODEL))
 
 
 @pytest.mark.long
@@ -104,7 +103,7 @@ def test_the_balance_does_not_depend_on_micro_batches(cut):
   rows, used = micro_batches.cut_rollout(rollout, np.arange(4), cut)
   found = jax.jit(
     lambda *args: gradient_lib.differentiate(learner, None, *args)
-  )(PARAMS, state, batch, rows, used)
+  )(tiny.params(MODEL), state, batch, rows, used)
   expected, uneven = whole(BALANCE)
   tiny.assert_trees_close(found.grads, expected, 1e-5)
   np.testing.assert_allclose(

@@ -297,7 +297,7 @@ def test_any_layout_row_by_row_gives_what_the_whole_does(name):
     assert_equal(found, wanted, label)
 
 
-@pytest.mark.parametrize('name', rows(METHODS))
+@pytest.mark.parametrize('name', chosen(METHODS, SOME - {'clip_cov'}))
 def test_so_do_several_rows_or_all_on_eight_devices(name):
   """data x fsdp x tensor = 2 x 2 x 2; 8 rows are all or several."""
   batch, state, wanted = expected(name)

@@ -44,12 +44,12 @@ def scores_and_gradient(kind, is_fancy, group=4):
   'kind, is_fancy, group',
   [
     pytest.param('packed', True, 4, marks=pytest.mark.long),
-    ('shared', True, 4),
+    pytest.param('shared', True, 4, marks=pytest.mark.long),
     pytest.param('shared', False, 1, marks=pytest.mark.long),
     pytest.param('packed', False, 1, marks=pytest.mark.long),
     pytest.param('copied', True, 4, marks=pytest.mark.long),
     pytest.param('packed', False, 4, marks=pytest.mark.long),
-    pytest.param('shared', False, 4, marks=pytest.mark.long),
+    ('shared', False, 4),
   ],
 )
 def test_layouts_agree_with_padded_rows(kind, is_fancy, group):

@@ -3,6 +3,7 @@
 That the first two have its methods, pyright checks too.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,18 +19,23 @@ from tests import own_module
 from tests import tiny
 
 LAYERED: models.Layered = tiny.model()
-OWN = own_module.made()
-FOREIGN: models.Model = OWN.model
-CASES: dict[str, tuple[models.Model, Any]] = {
-  'transformer': (LAYERED, tiny.params(tiny.model())),
-  'foreign': (FOREIGN, OWN.params),
-  'bigram': (bigram.MODEL, bigram.params()),
+
+
+def foreign() -> tuple[models.Model, Any]:
+  own = own_module.made()
+  return own.model, own.params
+
+
+CASES: dict[str, Callable[[], tuple[models.Model, Any]]] = {
+  'transformer': lambda: (LAYERED, tiny.params(tiny.model())),
+  'foreign': foreign,
+  'bigram': lambda: (bigram.MODEL, bigram.params()),
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, scope='module')
 def case(request):
-  return CASES[request.param]
+  return CASES[request.param]()
 
 
 def test_abstract_parameters_are_those_of_the_model(case):

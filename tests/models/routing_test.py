@@ -129,22 +129,25 @@ def routed(rows, model, params, sampled=None):
 
 
 @pytest.mark.parametrize(
-  'changes',
+  'kinds, changes',
   [
-    {},
-    pytest.param(dict(unroll=True), marks=pytest.mark.long),
-    pytest.param(dict(remat='layer'), marks=pytest.mark.long),
+    (('padded', 'shared'), {}),
+    pytest.param(('packed', 'copied'), {}, marks=pytest.mark.long),
+    pytest.param(
+      ('padded', 'shared'), dict(unroll=True), marks=pytest.mark.long
+    ),
+    pytest.param(
+      ('padded', 'shared'), dict(remat='layer'), marks=pytest.mark.long
+    ),
   ],
   ids=str,
 )
-def test_statistics_are_of_completions_however_they_lie(changes):
+def test_statistics_are_of_completions_however_they_lie(kinds, changes):
   """In three of five layers."""
   shape = dataclasses.replace(tiny.EXPERTS, **changes)
   model = models.Transformer(shape)
   params = tiny.params(model)
   expected, tokens = None, LENGTH.sum()
-  # Otherwise the layout is read by the same code.
-  kinds = ['padded', 'shared'] if changes else BUILT
   for rows in map(BUILT.get, kinds):
     scores, found = routed(rows, model, params)
     assert found.disagreement is None

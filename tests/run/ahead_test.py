@@ -111,6 +111,7 @@ def test_compilations_end_when_the_shapes_have_been_seen(
   assert not np.any(later), later
 
 
+@pytest.mark.long
 def test_each_rollout_is_drawn_by_the_policy_before_the_last_updates(
   tmp_path, monkeypatch
 ):

@@ -161,7 +161,7 @@ def stepped_by_hand(optim, lr, t, gradient, first, second, p, is_matrix):
   return first, second, p - lr * step
 
 
-@pytest.mark.quick
+@pytest.mark.long
 def test_two_starts_take_the_steps_of_the_formulas(tmp_path):
   """Three updates of AdamW in float64, from the completions on the disk."""
   config = small(

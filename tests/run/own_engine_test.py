@@ -34,7 +34,7 @@ def test_a_fake_engine_runs_a_whole_training(ahead, tmp_path, monkeypatch):
   changes = {'sampler.ahead': ahead}
   if ahead:
     changes['learner.anchor'] = 'sampler'
-  engine, written, arrays = trained(tmp_path / 'a', monkeypatch, **changes)
+  engine, written, _ = trained(tmp_path, monkeypatch, **changes)
   # Ahead, the last rollout is drawn by version 2, and no other needs 3.
   assert {*engine.versions} == {0, 1, 2, 4} | ({3} if not ahead else set())
   assert [record['step'] for record in written] == [0, 1, 2, 3, 4]
@@ -43,7 +43,12 @@ def test_a_fake_engine_runs_a_whole_training(ahead, tmp_path, monkeypatch):
   greedy = [one for one in engine.requests if not one.sampling.temperature]
   assert len(greedy) == 3 * 20 and len(engine.requests) == 4 * 4 + 3 * 20
   assert all(len(one.keys) == 1 for one in greedy)
-  _, again, others = trained(tmp_path / 'b', monkeypatch, **changes)
+
+
+@pytest.mark.long
+def test_and_again_bit_for_bit(tmp_path, monkeypatch):
+  _, written, arrays = trained(tmp_path / 'a', monkeypatch)
+  _, again, others = trained(tmp_path / 'b', monkeypatch)
   assert [*map(runs.without_times, written)] == [
     *map(runs.without_times, again)
   ]

@@ -176,7 +176,9 @@ def test_what_was_learned_is_saved_before_an_error_ends_the_run(tmp_path):
   assert runs.saved(tmp_path)[0] == 2
 
 
-@pytest.mark.parametrize('failing', ['raises', 'stops'])
+@pytest.mark.parametrize(
+  'failing', ['raises', pytest.param('stops', marks=pytest.mark.long)]
+)
 def test_an_evaluation_that_fails_loses_nothing(failing, tmp_path, monkeypatch):
   """Three rollouts after the last checkpoint; the next start evaluates."""
   config = runs.small(
