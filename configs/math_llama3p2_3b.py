@@ -2,8 +2,8 @@
 
 Llama-3.2-3B-Instruct on the problems of MATH, by GSPO.
 
-Hardware: a TPU slice of 8 chips, or 8 GPUs of 80 GB. Not yet run, so no figure
-can be promised.
+Hardware: a TPU slice of 16 chips of 32 GB, or 8 GPUs of 80 GB. Not yet run, so
+no figure can be promised.
 
 - Weights: `meta-llama/Llama-3.2-3B-Instruct` on the Hugging Face Hub (gated:
   accept its terms there, and set HF_TOKEN).

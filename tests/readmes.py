@@ -24,6 +24,7 @@ from tests.data import peer_files
 from tests.data import reasoning_gym_table
 from tests.lab.studies import measured
 from tests.launch import scaling
+from tests.planning import configs_table
 
 ROOT = pathlib.Path(__file__).parent.parent
 _REFERENCE = re.compile(r'`([^`<]+)<(https?://[^>]+)>`_')
@@ -137,6 +138,7 @@ def methods(rows: Sequence[dict[str, str]] = ()) -> str:
 PARTS = {
   'options': ('configs/README.md', config_options),
   'peers': ('configs/README.md', other_names),
+  'machines': ('configs/README.md', configs_table.markdown),
   'changes': ('grpo_jax/run/README.md', changes),
   'commands': ('grpo_jax/commands/README.md', commands),
   'data': ('grpo_jax/commands/README.md', data_example.markdown),

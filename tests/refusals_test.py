@@ -168,8 +168,8 @@ CONFIG = [
   ({'checkpoint.every_minutes': -1.0}, 'checkpoint.every_minutes=-1.0'),
   ({'checkpoint.every_warm_up_steps': 0}, 'checkpoint.every_warm_up_steps=0'),
   ({'checkpoint.keep_last': 0}, 'checkpoint.keep_last=0'),
-  ({'checkpoint.export_every_saves': -1}, 'checkpoint.export_every_saves=-1'),
-  ({'checkpoint.export_dtype': 'int8'}, "checkpoint.export_dtype='int8'"),
+  ({'export.every_saves': -1}, 'export.every_saves=-1'),
+  ({'export.dtype': 'int8'}, "export.dtype='int8'"),
   ({'log.display': 'x'}, "log.display='x'"),
   ({'log.samples': -1}, 'log.samples=-1'),
   ({'log.wandb_mode': 'x'}, "log.wandb_mode='x'"),
@@ -199,15 +199,16 @@ ANY_VALUE = {
   'sampler.stop_strings', 'sampler.retire_solved',
   'optim.offload', 'learner.compute_all', 'reference.offload',
   'evaluation.answer', 'log.tensorboard', 'log.wandb_project',
-  'log.mlflow_experiment', 'log.expected_prefixes',
+  'log.mlflow_experiment', 'log.expected_prefixes', 'export.adapter',
+  'export.public',
 }  # fmt: skip
 # Refused where the model, the mesh or the method is built: see below, and
 # method_test.py.
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
-  'early_stop.metric', 'optim.kwargs', 'mesh.data', 'mesh.fsdp', 'mesh.tensor',
-  'mesh.expert', 'mesh.context', 'mesh.slices',
+  'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',
+  'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context', 'mesh.slices',
 }  # fmt: skip
 
 

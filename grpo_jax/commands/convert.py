@@ -2,11 +2,13 @@
 
 import pathlib
 
-from grpo_jax.commands import card
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
 from grpo_jax.data import hub
+from grpo_jax.lab.report import read
 from grpo_jax.run import export
+from grpo_jax.run.build import card
+from grpo_jax.run.keep import metrics_file
 
 
 def run(arguments: Arguments) -> None:
@@ -28,10 +30,12 @@ def run(arguments: Arguments) -> None:
   pushed = {}
   if to:
     is_run = done.checkpoint is not None
+    run = read.run(arguments.source) if is_run else None
     card.write(
       pathlib.Path(done.folder),
       to,
-      arguments.source if is_run else '',
+      run and run.config,
+      run.metrics if run else metrics_file.NONE,
       done.checkpoint,
       arguments.adapter,
     )

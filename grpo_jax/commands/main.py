@@ -31,6 +31,11 @@ from grpo_jax.hosts import stop_signal
 # Threads that may be inside XLA, which nothing can interrupt; see
 # `learner.programs.compile_ahead` and `engines.local.generation`.
 _IN_XLA = 'compile ahead', 'sampling'
+# The function of `run.build.names` that looks up what a command will need.
+_LOOKED_UP = {
+  'train': 'check', 'study': 'check', 'eval': 'check_evaluation',
+  'sample': 'check_model', 'plan': 'check_learning',
+}  # fmt: skip
 _HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
 
 
@@ -62,12 +67,11 @@ def main(words: Sequence[str]) -> int:
 
 def _look_up(read: arguments.Arguments) -> None:
   """Looks up the names in a config, before seconds go into importing JAX."""
-  if read.command not in ('train', 'eval', 'sample'):
+  if read.command not in _LOOKED_UP or read.config is None:
     return
   from grpo_jax.run.build import names
 
-  look_up = {'eval': names.check_evaluation, 'sample': names.check_model}
-  look_up.get(read.command, names.check)(read.config)
+  getattr(names, _LOOKED_UP[read.command])(read.config)
 
 
 def _information(words: Sequence[str]) -> str:

@@ -159,15 +159,12 @@ def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
     price: What a chip costs for an hour, in any currency.
   """
   found = {**plans.to_json(made), 'advice': plans.advice(made)}
+  found['run_hours_at_least'] = made.run_hours
   if price:
-    found['million_tokens_cost_at_least'] = _cost(made, price)
+    hour = made.topology.chips * price
+    found['million_tokens_cost_at_least'] = made.token_hours * 1e6 * hour
+    found['run_costs_at_least'] = made.run_hours * hour
   return found
-
-
-def _cost(made: Plan, price: float) -> float:
-  """What a million completion tokens cost at least."""
-  chips = made.topology.number / made.topology.chip.devices_per_chip
-  return 1e6 / made.tokens_per_sec / 3600 * chips * price
 
 
 def show(made: Plan, price: float | None = None) -> None:
@@ -224,8 +221,10 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
     ]
     * bool(lowered),
     f'A rollout takes at least {made.bound_secs:.2f} s, which is at most '
-    f'{made.tokens_per_sec:,.0f} completion tokens per second. This is a bound '
-    'for completions of full length, not a forecast.',
+    f'{made.tokens_per_sec:,.0f} completion tokens per second; '
+    f'{made.counted.config.steps:,} rollouts, {made.run_hours:,.2f} hours. '
+    'This is a bound for completions of full length, not a forecast; '
+    'evaluations are not in it.',
   ]
   if away := made.counted.on_host:
     said.append(
@@ -235,9 +234,11 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
   if made.counted.config.warm_up.steps:
     said.append('The warm-up is not planned.')
   if price:
+    hour = made.topology.chips * price
     said.append(
       f'At {price:g} for a chip and hour, a million completion tokens cost '
-      f'{_cost(made, price):.3g} or more.'
+      f'{made.token_hours * 1e6 * hour:.3g} or more, and the run '
+      f'{made.run_hours * hour:,.2f}.'
     )
   wasted = waste.sentences(made.counted, made.topology.number)
   return said + [_point(text) for text in (*wasted, *plans.advice(made))]

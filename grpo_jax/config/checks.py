@@ -50,7 +50,7 @@ _LEAST = {
   'checkpoint.every_minutes': 0,
   'checkpoint.every_warm_up_steps': 1,
   'checkpoint.keep_last': 1,
-  'checkpoint.export_every_saves': 0,
+  'export.every_saves': 0,
   'log.samples': 0,
   'log.kl_alarm': 0,
   'log.entropy_alarm': 0,
@@ -120,7 +120,7 @@ _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 # Allowed values of each of these fields.
 _KNOWN = {
   'lora.base_dtype': ('float32', 'bfloat16'),
-  'checkpoint.export_dtype': ('float32', 'bfloat16'),
+  'export.dtype': ('float32', 'bfloat16'),
   'model.remat': ('none', 'layer', 'attention', 'offload'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),

@@ -45,7 +45,8 @@ class Model:
     'Where the weights, the shape and the tokenizer come from: a Hugging Face '
     "folder, a name on the Hugging Face Hub ('owner/name', also "
     "'owner/name@revision' and 'owner/name:file.gguf'; with hf:// before it "
-    "never a path), a .gguf file, 'package:NAME' for the .gguf file in "
+    "never a path), the address of such a folder in a bucket ('gs://...'), a "
+    ".gguf file, 'package:NAME' for the .gguf file in "
     "an installed package, or the workdir of another run. '': random weights "
     "of the shape below. 'module:function' names a function that returns a "
     'model of your own; see grpo_jax/models/README.md.',
@@ -728,17 +729,39 @@ class Checkpoint:
     'none.',
     change=FREE,
   )
-  export_every_saves: int = field(
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+  """How the policy goes out, as a Hugging Face folder."""
+
+  every_saves: int = field(
     0,
-    'Saves between those after which the model is also written into the '
-    'workdir as a Hugging Face folder, exports/ROLLOUT; 0 writes none. All '
-    'are kept.',
+    'Saves between those after which the policy is also written into the '
+    'workdir, exports/ROLLOUT; 0 writes none. All are kept.',
     change=FREE,
   )
-  export_dtype: str = field(
+  dtype: str = field(
     'float32',
     "Dtype of the weights in these folders: 'float32', or 'bfloat16' for half "
     'the size, which loses changes below 1/256 of a weight.',
+    change=FREE,
+  )
+  adapter: bool = field(
+    False,
+    'Whether folders have the adapters alone, for peft; otherwise these are '
+    'added to the weights.',
+    change=FREE,
+  )
+  push_to: str = field(
+    '',
+    'Repository of the Hub that the last policy goes to, with a model card, as '
+    "one commit: 'owner/name'; '' for none. It is private unless `public`.",
+    change=FREE,
+  )
+  public: bool = field(
+    False,
+    'Whether everybody may see that repository.',
     change=FREE,
   )
 
@@ -912,6 +935,7 @@ class Config:
   evaluation: Evaluation = Evaluation()
   early_stop: EarlyStop = EarlyStop()
   checkpoint: Checkpoint = Checkpoint()
+  export: Export = Export()
   log: Log = Log()
   mesh: Mesh = Mesh()
 

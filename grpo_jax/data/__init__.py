@@ -43,6 +43,8 @@ from grpo_jax.data._files import is_pattern
 from grpo_jax.data._gguf import gguf_metadata
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._jsonl import jsonl_source
+from grpo_jax.data._models import is_address
+from grpo_jax.data._models import local as local_model
 from grpo_jax.data._parquet import arrow_source
 from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import MakeAhead
@@ -112,10 +114,12 @@ __all__ = (
   'gguf_metadata',
   'has_known_role',
   'import_grain_alone',
+  'is_address',
   'is_by_assistant',
   'is_in_folder',
   'is_pattern',
   'jsonl_source',
+  'local_model',
   'mixture',
   'parquet_source',
   'prompt_ids',

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
   import tokenizers
 
 
+# What is read of a folder but its weights. Each may be missing.
+FILES = (
+  'config.json',
+  'generation_config.json',
+  'tokenizer.json',
+  'tokenizer_config.json',
+  'special_tokens_map.json',
+  'chat_template.jinja',
+)
+
+
 class Loaded(NamedTuple):
   """A tokenizer as its files describe it.
 

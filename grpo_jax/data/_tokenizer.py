@@ -17,7 +17,7 @@ import numpy as np
 from grpo_jax.config import gguf_files
 from grpo_jax.data import _folder
 from grpo_jax.data import _gguf
-from grpo_jax.data import hub
+from grpo_jax.data import _models
 from grpo_jax.data._chat import PLAIN
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Prompt
@@ -582,7 +582,7 @@ def tokenizer_from(
   """
   if source == 'arithmetic':
     characters = character_tokenizer(ALPHABET)
-    model_path = hub.local_model(model_path, 'tokenizer')
+    model_path = _models.local(model_path, 'tokenizer')
     if model_path := os.path.expanduser(model_path):
       _refuse_arithmetic(characters, model_path)
     return characters.with_format(prompt_format)
@@ -591,9 +591,7 @@ def tokenizer_from(
       'config.data.tokenizer is empty, which means the tokenizer of the model,'
       ' but config.model.path is empty too; set one of them.'
     )
-  source = os.path.expanduser(
-    hub.local_model(source or model_path, 'tokenizer')
-  )
+  source = os.path.expanduser(_models.local(source or model_path, 'tokenizer'))
   own_eos = () if tuple(eos_tokens) == EOS_TOKENS else eos_tokens
   own_pad = '' if pad_token == PAD_TOKEN else pad_token
   if gguf_files.is_named(source):

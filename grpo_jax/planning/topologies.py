@@ -68,6 +68,11 @@ class Topology:
     return chips * self.chip.devices_per_chip
 
   @property
+  def chips(self) -> float:
+    """How many chips there are, as they are paid for."""
+    return self.number / self.chip.devices_per_chip
+
+  @property
   def joined(self) -> int:
     """How many devices are joined by fast links: of a slice, or of a node."""
     if self.is_tpu:

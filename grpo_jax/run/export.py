@@ -20,16 +20,21 @@ from grpo_jax import data
 from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
+from grpo_jax.config import whole_files
 from grpo_jax.data import hub
 from grpo_jax.hosts.processes import ALONE
 from grpo_jax.hosts.processes import Processes
 from grpo_jax.mesh import sharding
 from grpo_jax.models import weights
 from grpo_jax.run.build import build
+from grpo_jax.run.build import card
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build.model import RunWeights
+from grpo_jax.run.build.specs import ExportSpec
+from grpo_jax.run.keep import metrics_file
 from grpo_jax.run.keep import objects
+from grpo_jax.run.keep import records
 
 
 class Written(NamedTuple):
@@ -131,7 +136,7 @@ def _convert_run(
     raise ValueError(
       f'The run in {where} was given its tokenizer in Python, which this '
       'command does not have; let the run itself write its model, with '
-      'config.checkpoint.export_every_saves=1.'
+      'config.export.every_saves=1.'
     )
   tokenizer = build_data.tokenizer_of(config)
   policy = build_model.policy(found, tokenizer.vocab_size, mesh, checkpoint)
@@ -140,15 +145,8 @@ def _convert_run(
 
   def write(to: pathlib.Path) -> None:
     if adapter:
-      base, revision = _base(config.model.path)
-      named = build_model.source(config.model.path)
-      if isinstance(named, weights.Source):
-        architecture = named.architecture
-      else:  # a run has the class that it is written as, not its origin's
-        architecture = origin and weights.written_as(origin.architecture)
-      weights.save_adapter(
-        to, shape, params, base, dtype, architecture, revision
-      )
+      named = _adapter_of(config.model.path, origin)
+      weights.save_adapter(to, shape, params, dtype=dtype, **named)
     else:
       save(to, shape, params, tokenizer, origin, dtype, shard_bytes)
 
@@ -182,6 +180,17 @@ def _refuse_adapter(config: Config, workdir: pathlib.Path) -> None:
       'folder has these for an adapter to be added to; leave the flag out, '
       'which writes the whole model.'
     )
+
+
+def _adapter_of(path: str, origin: weights.Source | None) -> dict[str, Any]:
+  """What `weights.save_adapter` is told of the model that a run began with."""
+  base, revision = _base(path)
+  named = build_model.source(path)
+  if isinstance(named, weights.Source):
+    architecture = named.architecture
+  else:  # a run has the class that it is written as, not its origin's
+    architecture = origin and weights.written_as(origin.architecture)
+  return {'base': base, 'revision': revision, 'architecture': architecture}
 
 
 def _base(path: str) -> tuple[str, str | None]:
@@ -330,16 +339,16 @@ def _shape(model: models.Model) -> models.ModelConfig:
   if model.file_shape is None:
     raise ValueError(
       'A model of your own has no form that Hugging Face knows; set '
-      'config.checkpoint.export_every_saves=0 (the checkpoints hold its '
-      'parameters).'
+      "config.export.every_saves=0 and config.export.push_to='' (the "
+      'checkpoints hold its parameters).'
     )
   return model.file_shape
 
 
 def writer(
-  run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
-) -> Callable[[int, Any], None] | None:
-  """What writes the policy of a run as a folder, from what is on the devices.
+  run: build.Run, peers: Processes = ALONE
+) -> Callable[[pathlib.Path, Any], None] | None:
+  """What writes a policy of a run as a folder, from what is on the devices.
 
   Training waits for it. A thread of its own would need a copy of the
   parameters, because the next update moves them; and where several processes
@@ -349,28 +358,100 @@ def writer(
 
   Args:
     run: The run.
-    workdir: Folders are written into `exports` in it.
     peers: The processes of the run.
 
   Returns:
-    `(step, params)`, the number of a checkpoint and all its parameters, which
-    raises a ValueError if the folder cannot be written; None if the run writes
-    none.
+    `(folder, params)`, the folder and all parameters, which raises a ValueError
+    if the folder cannot be written; None if the run writes none.
 
   Raises:
     ValueError: No architecture of Hugging Face's can express the model.
   """
-  if not run.keep.export_every_saves:
+  spec, path = run.export, run.weights.path
+  if not spec.every_saves and not spec.push_to:
     return None
-  shape, origin = _shape(run.model), origin_of(run.weights.path)
+  shape, origin = _shape(run.model), origin_of(path)
   weights.config_to_huggingface(shape, origin and origin.architecture)
-  dtype = run.keep.export_dtype
+  if spec.adapter:
+    if not (run.weights.has_adapters and path):
+      raise ValueError(
+        'config.export.adapter=True needs a run that trains adapters of a '
+        'model with a name; set config.lora.rank and config.model.path, or '
+        'leave it out.'
+      )
+    adapter = _adapter_of(path, origin)
 
-  def write(step: int, params: Any) -> None:
-    whole_folder(
-      workdir / 'exports' / str(step),
-      lambda to: save(to, shape, params, run.tokenizer, origin, dtype),
-      peers,
-    )
+    def save_in(to: pathlib.Path, params: Any) -> None:
+      weights.save_adapter(to, shape, params, dtype=spec.dtype, **adapter)
+
+  else:
+
+    def save_in(to: pathlib.Path, params: Any) -> None:
+      save(to, shape, params, run.tokenizer, origin, spec.dtype)
+
+  def write(folder: pathlib.Path, params: Any) -> None:
+    whole_folder(folder, lambda to: save_in(to, params), peers)
 
   return write
+
+
+def pusher(
+  run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
+) -> Callable[[int, Any, Callable[[str], None]], str] | None:
+  """What sends the policy of a run to the Hub, with a card, as one commit.
+
+  The Hub is asked now whether it may go there, before anything is trained.
+
+  Args:
+    run: The run.
+    workdir: Says in pushed.json what has been sent, which is not sent again.
+    peers: The processes of the run; the first one asks, and sends.
+
+  Returns:
+    `(step, params, tell)`, the rollouts done, all parameters, and what hears of
+    the upload; it returns the address of the commit. It raises a ValueError, in
+    all processes, if that fails. None if the run sends none.
+
+  Raises:
+    ValueError: It may not go there; in all processes.
+  """
+  spec, write = run.export, writer(run, peers)
+  if not spec.push_to or write is None:
+    return None
+  with peers.together():
+    if peers.is_first:
+      hub.check_push(spec.push_to, spec.public)
+  place, folder = workdir / 'pushed.json', workdir / '.pushing'
+
+  def push(step: int, params: Any, tell: Callable[[str], None]) -> str:
+    sent = {'repository': spec.push_to, 'step': step, 'adapter': spec.adapter}
+    earlier = peers.from_first(records.read(place)) or {}
+    if earlier.items() >= sent.items():
+      return earlier['commit']
+    try:
+      write(folder, params)
+      with peers.together(), hub.telling(tell):
+        if peers.is_first:
+          sent['commit'] = _sent(spec, folder, step)
+          whole_files.write(place, json.dumps(sent).encode())
+    finally:
+      if peers.is_first:
+        shutil.rmtree(folder, ignore_errors=True)
+    return peers.from_first(sent)['commit']
+
+  return push
+
+
+def _sent(spec: ExportSpec, folder: pathlib.Path, step: int) -> str:
+  """Sends a folder in a workdir with its card; the address of the commit."""
+  workdir = folder.parent
+  config = records.saved_config(workdir)
+  measured = metrics_file.read(workdir / 'metrics.jsonl')
+  try:
+    to = hub.check_push(spec.push_to, spec.public)
+    card.write(folder, to, config, measured, step, spec.adapter)
+    return hub.push(folder, to, spec.public, f'{step} rollouts')
+  except ValueError as error:
+    raise ValueError(
+      f'{error} The run is over and saved; the same command pushes it.'
+    ) from error

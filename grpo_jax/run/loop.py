@@ -64,7 +64,8 @@ def train(
     then, fewer than `steps` if the run was stopped between two evaluations.
     Earlier starts are included; all three are None without held-out problems.
     `steps`, the rollouts done, and `secs`, the duration of this start in
-    seconds. `ended_early` says why, of a run that `early_stop` has ended.
+    seconds. `ended_early` says why, of a run that `early_stop` has ended, and
+    `pushed` is the address of the commit of `export.push_to`.
 
   Raises:
     ValueError: Something that was given cannot be used, nothing is left to
@@ -279,11 +280,13 @@ def finish(
     progress: None if the run was stopped in the warm-up.
     begun: When `train` was called, by the monotonic clock.
   """
-  reason = ''
+  reason = pushed = ''
   if progress:
     progress_lib.finish(session, progress)
     progress_lib.check_end(session, progress)
     reason = progress_lib.reason_to_end(session, progress)
+    if reason or progress.step == session.run.steps:
+      pushed = progress_lib.push(session, progress)
   reports.show_warnings(session)
   if reason:
     session.monitor.line(reason)
@@ -296,6 +299,7 @@ def finish(
     'steps': progress.step if progress else 0,
     'secs': time.monotonic() - begun,
     **({'ended_early': reason} if reason else {}),
+    **({'pushed': pushed} if pushed else {}),
   }
 
 

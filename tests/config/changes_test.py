@@ -15,7 +15,9 @@ FREE = {
   'model.remat', 'model.unroll', 'sampler.max_rows', 'optim.offload',
   'reference.offload',
 }  # fmt: skip
-FREE_GROUPS = ('mesh', 'checkpoint', 'log', 'workers', 'early_stop')
+FREE_GROUPS = (
+  'mesh', 'checkpoint', 'export', 'log', 'workers', 'early_stop',
+)  # fmt: skip
 ALLOWED = {
   'steps', 'optim.lr', 'optim.warmup_steps', 'optim.decay',
   'optim.decay_share', 'rewards.weight', 'evaluation.right_reward',

@@ -76,12 +76,17 @@ def pretrained(folder, **changes):
   return folder
 
 
+SMALL = {
+  **{k: v for k, v in runs.SMALL.items() if not k.startswith('model.')},
+  **TRAINED,
+  'rewards': ({'name': 'tests.judges:even', 'weight': 1.0},),
+}
+
+
 def small(path, **changes):
   config = config_lib.default()
-  config.rewards = ({'name': 'tests.judges:even', 'weight': 1.0},)
-  ours = {k: v for k, v in runs.SMALL.items() if not k.startswith('model.')}
   config.update_from_flattened_dict(
-    {**ours, **TRAINED, 'model.path': str(path), **changes}
+    {**SMALL, 'model.path': str(path), **changes}
   )
   return config_lib.resolve(config)
 
@@ -138,7 +143,7 @@ def test_a_qwen3_folder_is_trained_killed_resumed_written_and_read(
   tmp_path, monkeypatch
 ):
   folder = pretrained(tmp_path / 'qwen3', qk_norm=True, tied_embeddings=True)
-  every = {'checkpoint.export_every_saves': 2}
+  every = {'export.every_saves': 2}
   config, workdir = small(folder, **every), tmp_path / 'run'
   train_killed_once(config, workdir, monkeypatch)
   # The first start has saved once; the count goes on in the second.
@@ -329,16 +334,16 @@ class Exporting:
   """What `progress` needs to write an export; nothing is trained."""
 
   def __init__(self, workdir, **changes):
-    config = runs.small(**{'checkpoint.export_every_saves': 2, **changes})
+    config = runs.small(**{'export.every_saves': 2, **changes})
     tokenizer = data.character_tokenizer(data.ALPHABET)
     self.run = types.SimpleNamespace(
-      keep=config.checkpoint,
+      export=config.export,
       weights=build_model.weights_spec(config, None),
       tokenizer=tokenizer,
-      model=build_model.transformer(config, tokenizer.vocab_size),
+      model=self.model(config, tokenizer),
     )
     self.workdir, self.peers = workdir, processes.ALONE
-    self.export = export.writer(self.run, workdir)
+    self.export = export.writer(self.run)
     self.saves = types.SimpleNamespace(wait=lambda: None, owed=False)
     self.warned = []
     self.monitor = types.SimpleNamespace(
@@ -349,8 +354,12 @@ class Exporting:
     state: Any = types.SimpleNamespace(params=params)
     self.progress = Progress(0, state, Receipt(), LayoutSpec('auto', 1))
 
+  @staticmethod
+  def model(config, tokenizer):
+    return build_model.transformer(config, tokenizer.vocab_size)
+
   def saved(self, step):
-    saves = self.progress.saves.counted(step, self.run.keep.export_every_saves)
+    saves = self.progress.saves.counted(step, self.run.export.every_saves)
     session: Any = self
     self.progress = progress_lib.export(
       session, self.progress._replace(step=step, saves=saves)
@@ -391,7 +400,7 @@ def test_a_folder_that_a_kill_has_cut_off_is_written_by_the_next_start(
     **{
       'steps': 2,
       'checkpoint.every_steps': 1,
-      'checkpoint.export_every_saves': 1,
+      'export.every_saves': 1,
       'evaluation.every_steps': 0,
       'data.heldout': '',
     }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 
 import numpy as np
 import pytest
@@ -178,3 +179,45 @@ def test_a_run_keeps_the_commit_of_a_split_and_not_of_another(hub, tmp_path):
   found = pins.pinned(config, tmp_path / 'run', processes.ALONE)
   assert found.data.train[0].name == f'{DATA}@{moved}'
   assert found.data.heldout == first.data.heldout
+
+
+@pytest.mark.long
+def test_two_hosts_read_one_commit_and_push_once(hub, tmp_path, monkeypatch):
+  """Each has a cache of its own; the branch moves while they start."""
+  commit = hub.models[MODEL].branches['main']
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  both = []
+  for rank in (0, 1):
+    with monkeypatch.context() as patch:
+      variables = stand_in.environment(hub, tmp_path / f'host_{rank}')
+      for name, value in {**variables, 'JAX_PLATFORMS': 'cpu'}.items():
+        patch.setenv(name, value)
+      both.append(
+        cli.popen(
+          'train',
+          '--config=tests/run/hub_config.py',
+          f'--workdir={tmp_path / "run"}',
+          '--config.export.push_to=me/mine',
+          f'--coordinator={address}',
+          '--num_processes=2',
+          f'--process_id={rank}',
+        )
+      )
+  outs = [one.communicate(timeout=300) for one in both]
+  assert [one.returncode for one in both] == [0, 0], outs
+  saved = json.loads((tmp_path / 'run' / 'config.json').read_text())
+  assert saved['model']['path'] == f'{MODEL}@{commit}'
+  for rank in (0, 1):
+    home = tmp_path / f'host_{rank}' / 'hf_home'
+    assert [*home.rglob(f'snapshots/{commit}/model.safetensors')]
+  # The first one alone has looked up the commit, and has pushed.
+  looked_up = [x for x in hub.asked if x.endswith(f'/{MODEL}/revision/main')]
+  pushed = [x for x in hub.asked if '/commit/main' in x]
+  assert len(looked_up) == 1 and len(pushed) == 1, hub.asked
+  address = json.loads(outs[0][0])['pushed']
+  assert address.endswith(hub.models['me/mine'].branches['main'])
+  monkeypatch.setenv('HF_TOKEN', stand_in.TOKEN)
+  loaded = export_test.of_folder(hub_lib.local_model('me/mine'))
+  assert np.isfinite(loaded).all()

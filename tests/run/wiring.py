@@ -28,6 +28,7 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax import rewards
 from grpo_jax.config import importing
+from grpo_jax.data import hub
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.learner import compiled
 from grpo_jax.learner import metrics
@@ -52,6 +53,7 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run import session
 from grpo_jax.run import warm_up
 from grpo_jax.run.build import build
+from grpo_jax.run.build import card
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import learner as build_learner
@@ -438,6 +440,9 @@ def _patches(seen, patch):
   note(weights, 'config_to_huggingface', lambda *_: None)
   note(export, 'origin_of', lambda config: None)
   note(export, 'save', lambda to, *_: to.mkdir(), as_name='export')
+  note(hub, 'check_push', lambda text, *_: text)
+  note(card, 'write', lambda *_: None, as_name='card')
+  note(hub, 'push', lambda *_: 'the address of a commit')
   note(rewards, 'Workers', Workers)
   note(screen, 'display_for', lambda *_: Display(seen))
   sink = types.SimpleNamespace(write=lambda *_: None, close=lambda *_: None)

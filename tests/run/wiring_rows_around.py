@@ -92,9 +92,16 @@ def best_metric(run, value):
 
 
 def export_every_saves(run, value):
-  folders = [int(to.name.split('.')[1]) for to in run.at('export', 'folder')]
+  names = [to.name.split('.')[1] for to in run.at('export', 'folder')]
+  folders = [int(name) for name in names if name]  # without that of a push
   saves = sorted(set(run.at('save checkpoints', 'step')) - {0})
   return folders, saves[value - 1 :: value] if value else []
+
+
+def push_to(run, value):
+  asked = ('check_push', 'text'), ('push', 'repository'), ('card', 'name')
+  found = {name for where in asked for name in run.at(*where)}
+  return [*found], [value] if value else []
 
 
 def samples(run, value):
@@ -169,8 +176,10 @@ ROWS = {
   'checkpoint.every_minutes': at(('Checkpoints', 'every_minutes', 0)),
   'checkpoint.keep_last': at(('Checkpoints', 'keep_last', 0)),
   'checkpoint.best_metric': best_metric,
-  'checkpoint.export_every_saves': export_every_saves,
-  'checkpoint.export_dtype': at(('export', 'dtype')),
+  'export.every_saves': export_every_saves,
+  'export.dtype': at(('export', 'dtype')),
+  'export.push_to': push_to,
+  'export.public': at(('check_push', 'public'), ('push', 'public')),
   'log.display': at(('display_for', 'mode')),
   'log.samples': samples,
   'log.tensorboard': optional('TensorBoard'),

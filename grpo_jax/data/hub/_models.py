@@ -12,15 +12,6 @@ Needs = Literal['shape', 'tokenizer', 'weights']
 _INDEX = 'model.safetensors.index.json'
 _WEIGHTS = 'model.safetensors'
 _SHAPE = ('config.json',)
-# Each may be missing; `_folder.load_folder` says what is read of them.
-_TOKENIZER = (
-  'config.json',
-  'generation_config.json',
-  'tokenizer.json',
-  'tokenizer_config.json',
-  'special_tokens_map.json',
-  'chat_template.jinja',
-)
 _PICKLES = ('.bin', '.pt', '.pth', '.ckpt')
 _MOST_NAMED = 8
 
@@ -48,7 +39,7 @@ def local(text: str, needs: Needs = 'weights') -> str:
   if name.file:
     _require(repository, name.file)
     return str(_repository.download(repository, [name.file]) / name.file)
-  wanted = _SHAPE if needs == 'shape' else _TOKENIZER
+  wanted = _SHAPE if needs == 'shape' else _folder.FILES
   here = [path for path in wanted if path in repository.files]
   if not here or needs != 'tokenizer' and 'config.json' not in here:
     raise _asking.HubError(_no_model(repository))

@@ -11,6 +11,20 @@ MARK = 'made-with-grpo_jax'  # a tag in README.md of what was pushed from here
 _EMPTY = {'.gitattributes', 'README.md'}  # what a new repository may hold
 
 
+def repository_of(text: str) -> str:
+  """What a text names, as 'owner/name'; nobody is asked.
+
+  Raises:
+    ValueError: It is no name of a repository alone.
+  """
+  name = _names.parse(f'hf://{text.removeprefix("hf://")}')
+  if name is None or name.revision or name.commit or name.file:
+    raise ValueError(
+      f'{text!r} is no repository of the Hub; give owner/name alone.'
+    )
+  return name.repository
+
+
 def check(text: str, public: bool = False, overwrite: bool = False) -> str:
   """The repository that a folder may be pushed to, as 'owner/name'.
 
@@ -22,12 +36,7 @@ def check(text: str, public: bool = False, overwrite: bool = False) -> str:
   Raises:
     ValueError: It is no name, there is no token, or it holds something else.
   """
-  name = _names.parse(f'hf://{text.removeprefix("hf://")}')
-  if name is None or name.revision or name.commit or name.file:
-    raise ValueError(
-      f'{text!r} is no repository of the Hub; give owner/name alone.'
-    )
-  repository = name.repository
+  repository = repository_of(text)
   api = _api(repository)
   exists = _asking.ask(lambda: api.repo_exists(repository), repository)
   if not exists:
@@ -36,7 +45,8 @@ def check(text: str, public: bool = False, overwrite: bool = False) -> str:
   info = _asking.ask(ask, repository)
   if not info.private and not public:
     raise _asking.HubError(
-      f'{repository} on the Hub is public; give --public, or another name.'
+      f'{repository} on the Hub is public; give --public (of a run, '
+      'config.export.public=True), or another name.'
     )
   inside = {one.rfilename for one in info.siblings or ()}
   if (
@@ -47,7 +57,7 @@ def check(text: str, public: bool = False, overwrite: bool = False) -> str:
     raise _asking.HubError(
       f'{repository} on the Hub holds what was not pushed from here '
       f'({", ".join(sorted(inside - _EMPTY)[:3]) or "a README.md"}); give '
-      '--overwrite to replace it, or another name.'
+      '--overwrite (of `grpo-jax convert`) to replace it, or another name.'
     )
   return repository
 

@@ -4,18 +4,14 @@ A run that is going on, or was stopped, or has left half a line, is a run too.
 Only a folder without a run is refused. Runs with the same config but the seed
 are one group.
 
-`metrics.jsonl` has null where a number was not finite and where there was
-nothing to measure, so a run that breaks leaves curves that end, and nothing
-else. A metric that is measured now and then has such pauses all the time. What
-counts as silence is longer than any pause before.
+A metric that is measured now and then has pauses all the time. What counts as
+silence is longer than any pause before.
 """
 
 import collections
-from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import json
-import math
 import os
 import pathlib
 from typing import Any
@@ -28,45 +24,9 @@ from grpo_jax.lab.report import curves
 from grpo_jax.lab.report import words
 from grpo_jax.lab.report.types import Curve
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import metrics_file
 from grpo_jax.run.keep import records
-
-# Larger steps are not exact as the floats that charts are drawn with.
-_MOST_STEPS = 2**53
-# No metric comes near it, and sums of squares of what is below are finite.
-_LARGEST = 1e100
-
-
-class Metrics(NamedTuple):
-  """The lines of `metrics.jsonl`, one for each rollout, N of them.
-
-  Attributes:
-    steps: i64[N], ascending: rollouts done.
-    values: f64[N] by name, NaN where there is no number: it was not finite, or
-      there was nothing to measure.
-    broken: How many lines could not be read.
-  """
-
-  steps: np.ndarray
-  values: dict[str, np.ndarray]
-  broken: int
-
-  def points(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps at which a metric has a number, and these numbers."""
-    values = self.values.get(name, np.full(len(self.steps), np.nan))
-    known = np.isfinite(values)
-    return self.steps[known], values[known]
-
-  def records(self) -> Iterator[tuple[int, dict[str, float | None]]]:
-    """Step by step, each metric that has a number."""
-    for place, step in enumerate(self.steps.tolist()):
-      yield (
-        step,
-        {
-          name: float(values[place])
-          for name, values in self.values.items()
-          if math.isfinite(values[place])
-        },
-      )
+from grpo_jax.run.keep.metrics_file import Metrics
 
 
 class Run(NamedTuple):
@@ -77,7 +37,7 @@ class Run(NamedTuple):
     path: Its workdir, or a copy of one that is in a bucket.
     saved: Its config, as JSON has it.
     config: The same; None if this version of the package cannot read it.
-    metrics: See `Metrics`.
+    metrics: Of each rollout.
     starts: What `versions.json` says of each start.
     troubles: Sentences about what could not be read, or went wrong.
   """
@@ -129,7 +89,7 @@ def run(workdir: str) -> Run:
       f'This version of grpo_jax cannot read all of its config ({error}), so '
       'its method and its alarms are left out.'
     )
-  found = metrics(path / 'metrics.jsonl')
+  found = metrics_file.read(path / 'metrics.jsonl')
   if not len(found.steps):
     troubles.append('It has no line in metrics.jsonl yet.')
   if found.broken:
@@ -168,53 +128,6 @@ def _names(addresses: Sequence[str]) -> list[str]:
     next((end for end in some if end and number[end] == 1), address)
     for address, some in zip(addresses, ends)
   ]
-
-
-def metrics(file: pathlib.Path) -> Metrics:
-  """The lines of a file; none without a file.
-
-  Raises:
-    ValueError: The file cannot be read.
-  """
-  try:
-    lines = file.read_bytes().splitlines()
-  except FileNotFoundError:
-    lines = []
-  except OSError as error:
-    why = error.strerror or error
-    raise ValueError(
-      f'{file} cannot be read ({why}), so there is nothing to report on.'
-    ) from error
-  records, broken = {}, 0
-  for line in lines:
-    record = _record(line)
-    if record is None:
-      broken += bool(line.strip())
-    else:  # a rollout that was done again has its last line
-      records[record['step']] = record
-  steps = np.array(sorted(records), np.int64)
-  values = collections.defaultdict(lambda: np.full(len(steps), np.nan))
-  for place, step in enumerate(steps.tolist()):
-    del records[step]['step']
-    for name, value in records[step].items():
-      if isinstance(value, int | float) and math.isfinite(value):
-        values[name][place] = value
-  return Metrics(steps, dict(values), broken)
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-  """The object in a line; None if the line is broken."""
-  try:
-    record = json.loads(line)
-  except (ValueError, RecursionError):
-    return None
-  if not isinstance(record, dict) or type(record.get('step')) is not int:
-    return None
-  if not 0 <= record['step'] < _MOST_STEPS:
-    return None
-  numbers = [abs(x) for x in record.values() if isinstance(x, int | float)]
-  # Infinity stands for no number, as NaN does.
-  return None if any(_LARGEST < x < math.inf for x in numbers) else record
 
 
 def _starts(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -296,18 +296,6 @@ def _audit(name: str, config: config_lib.Config) -> Part:
   return Table(name, (), rows)
 
 
-def formula(config: config_lib.Config) -> dict[str, str]:
-  """The parts of a run's objective; none if its method cannot be audited."""
-  try:
-    made = build_method.method_of(config)
-    rows = diagnostics.describe('', diagnostics.audit(made))
-  except Exception:  # a method of the user's own may raise anything
-    return {}
-  found = {label: text for section, label, text in rows if not section}
-  parts = ('weight', 'ratio', 'advantage', 'regulariser')
-  return {name: found[name] for name in parts}
-
-
 def config(groups: Sequence[Group]) -> Section:
   """What the groups differ in, and what they have in common."""
   firsts = [group.first for group in groups]

@@ -30,6 +30,7 @@ from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights import config_json as config_json_lib
 from grpo_jax.models.weights import families
 from grpo_jax.models.weights import gguf
+from grpo_jax.models.weights import ranges
 from grpo_jax.models.weights import safetensors
 
 Array = jax.Array
@@ -96,6 +97,11 @@ class Source:
     """
     assert self.reader is not None
     return self.reader.read(self.stored[name], index)
+
+
+ELSEWHERE = 'weights_elsewhere.json'
+"""In the folder of a model whose weights are read by ranges: a list of the
+addresses of their files."""
 
 
 def source(path: str | os.PathLike, needs_weights: bool = True) -> Source:
@@ -177,7 +183,12 @@ def _from_folder(
   row = config_json_lib.family_of(config_json)
   if not needs_weights:
     return Source(folder, config_json, row.tensors, {}, None, folder)
-  reader = safetensors.Safetensors(folder)
+  elsewhere = folder / ELSEWHERE
+  reader: safetensors.Reader
+  if elsewhere.exists():
+    reader = ranges.Ranges(json.loads(elsewhere.read_text()))
+  else:
+    reader = safetensors.Safetensors(folder)
   stored = {
     _meant(row, name): one
     for name, one in reader.tensors.items()

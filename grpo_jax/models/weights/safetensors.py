@@ -22,12 +22,12 @@ import numpy as np
 ONE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 
-_DTYPES = {
+DTYPES = {
   'F32': np.dtype(np.float32),
   'F16': np.dtype(np.float16),
   'BF16': np.dtype(jnp.bfloat16),
 }
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 PIECE_BYTES = 16 << 20
 """How much of a file is read at once: it is in memory twice meanwhile."""
@@ -89,12 +89,12 @@ class Safetensors:
       with _open(path) as file:
         for name in file.keys():
           part = file.get_slice(name)
-          if part.get_dtype() not in _DTYPES:
+          if part.get_dtype() not in DTYPES:
             raise ValueError(
               f'{name} in {path} has the dtype {part.get_dtype()}; give '
-              f'weights in one of {", ".join(_DTYPES)}.'
+              f'weights in one of {", ".join(DTYPES)}.'
             )
-          shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
+          shape, dtype = tuple(part.get_shape()), DTYPES[part.get_dtype()]
           self.tensors[name] = Stored(name, shape, dtype, path)
 
   def read(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:

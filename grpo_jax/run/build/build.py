@@ -75,6 +75,7 @@ class Run(Sampler):
   learn: specs.LearnSpec
   warm_up: specs.WarmUpSpec | None  # None without one
   keep: specs.KeepSpec
+  export: specs.ExportSpec
   early_stop: specs.EarlyStopSpec
   measure: specs.MeasureSpec
   sources: tuple[workdir.Source, ...]
@@ -152,11 +153,10 @@ def run_specs(
       every_minutes=kept.every_minutes,
       keep_last=kept.keep_last,
       best_metric=kept.best_metric,
-      export_every_saves=kept.export_every_saves,
-      export_dtype=kept.export_dtype,
       completions_every_steps=log.completions_every_steps,
       samples=log.samples,
     ),
+    'export': specs.ExportSpec(**vars(config.export)),
     'early_stop': specs.EarlyStopSpec(
       early.metric, early.mode, early.patience, early.least_improvement
     ),

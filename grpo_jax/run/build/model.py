@@ -24,7 +24,6 @@ from grpo_jax import data
 from grpo_jax import models
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.data import hub
 from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
@@ -77,7 +76,7 @@ def source(path: str, needs_weights: bool = True) -> Source:
   Raises:
     ValueError: There is nothing that could be read; see `weights.source`.
   """
-  path = hub.local_model(path, 'weights' if needs_weights else 'shape')
+  path = data.local_model(path, 'weights' if needs_weights else 'shape')
   described = pathlib.Path(path).expanduser() / 'config.json'
   # A folder may be written anew while this process lives.
   written = described.stat().st_mtime_ns if described.is_file() else None

@@ -15,6 +15,7 @@ from grpo_jax import data
 from grpo_jax import rewards
 from grpo_jax.config import Config
 from grpo_jax.config import importing
+from grpo_jax.data import hub
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.keep.objects import is_object
 
@@ -32,14 +33,22 @@ def check(config: Config) -> None:
     OSError: A file of data is not there.
   """
   check_evaluation(config)
+  check_learning(config)
+  if config.export.push_to:
+    hub.repository_of(config.export.push_to)
+  for source in build_data.sources_in(config.data.train):
+    _check_source(source.name, 'train')
+
+
+def check_learning(config: Config) -> None:
+  """As `check`, of what can be planned where neither data nor rewards are."""
+  check_model(config)
   _check_method(config.learner.method)
   for field, name in config.learner.fields.items():
     if not is_object(name):
       importing.find(name, f'config.learner.fields[{field!r}]={name!r}')
   if ':' in (name := config.optim.name):  # the others are of the config's table
     importing.find(name, f'config.optim.name={name!r}')
-  for source in build_data.sources_in(config.data.train):
-    _check_source(source.name, 'train')
 
 
 def check_evaluation(config: Config) -> None:

@@ -8,10 +8,10 @@ import inspect
 
 import jax
 
+from grpo_jax import data
 from grpo_jax import rewards
 from grpo_jax.config import Config
 from grpo_jax.config import Reward
-from grpo_jax.data import hub
 from grpo_jax.episodes import reward_model
 from grpo_jax.hosts import joining
 from grpo_jax.run.build.specs import WorkersSpec
@@ -62,7 +62,7 @@ def _function(
   elif reward.name == reward_model.NAME:
     own_kwargs = dict(reward.kwargs)
     if isinstance(path := own_kwargs.get('path'), str):
-      own_kwargs['path'] = hub.local_model(path)
+      own_kwargs['path'] = data.local_model(path)
     judge = reward_model.from_kwargs(own_kwargs, mesh)
     found = rewards.WeightedReward(reward.name, judge)
     auto, name, kwargs = 'here', '', {}

@@ -114,6 +114,17 @@ class EarlyStopSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExportSpec:
+  """How the policy goes out; see `config.Export`."""
+
+  every_saves: int
+  dtype: str
+  adapter: bool
+  push_to: str
+  public: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class KeepSpec:
   """What is kept in the workdir, and when; see `config.Checkpoint`."""
 
@@ -121,7 +132,5 @@ class KeepSpec:
   every_minutes: float
   keep_last: int
   best_metric: str
-  export_every_saves: int
-  export_dtype: str
   completions_every_steps: int  # see `config.Log`
   samples: int

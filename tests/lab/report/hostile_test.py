@@ -6,7 +6,7 @@ import re
 import pytest
 
 from grpo_jax.lab import report
-from grpo_jax.lab.report import read
+from grpo_jax.run.keep import metrics_file
 from tests.cli import call
 from tests.lab.report import made_runs
 from tests.lab.report.pages import page_of
@@ -29,7 +29,7 @@ def test_a_line_with_a_number_that_no_run_measures_is_broken(name, tmp_path):
   folder = made_runs.run(tmp_path / 'a')
   with (folder / 'metrics.jsonl').open('a') as file:
     file.write(LINES[name] + '\n')
-  assert read.metrics(folder / 'metrics.jsonl').broken == 1
+  assert metrics_file.read(folder / 'metrics.jsonl').broken == 1
   text = page_of(folder)
   assert 'A line of metrics.jsonl could not be read and is left out' in text
   assert 'Reward rose' in text
@@ -51,7 +51,7 @@ def test_all_numbers_that_are_not_broken_can_be_drawn(values, tmp_path):
 def test_numbers_that_are_not_finite_are_no_broken_line(tmp_path):
   file = tmp_path / 'metrics.jsonl'
   file.write_text('{"step": 1, "a": Infinity, "b": NaN, "c": 1e999, "d": 2}')
-  found = read.metrics(file)
+  found = metrics_file.read(file)
   assert found.broken == 0 and list(found.values) == ['d']
 
 

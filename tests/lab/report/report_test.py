@@ -12,6 +12,7 @@ from grpo_jax.lab import report
 from grpo_jax.lab.report import curves
 from grpo_jax.lab.report import read
 from grpo_jax.lab.report import sections
+from grpo_jax.run.keep import metrics_file
 from tests.cli import call
 from tests.lab.report import made_runs
 from tests.lab.report.html_tree import Tree
@@ -174,7 +175,9 @@ def test_many_runs_are_a_small_page_too():
 
   def run():
     values = {name: rng.normal(size=len(steps)) for name in names}
-    return read.Run('', None, {}, None, read.Metrics(steps, values, 0), [], [])
+    return read.Run(
+      '', None, {}, None, metrics_file.Metrics(steps, values, 0), [], []
+    )
 
   of_groups = [read.Group(f'{k}', [run(), run(), run()]) for k in range(4)]
   charts = sections.Charts(of_groups)

@@ -7,6 +7,7 @@ import pytest
 
 from grpo_jax.lab import report
 from grpo_jax.lab.report import read
+from grpo_jax.run.keep import metrics_file
 from tests.lab.report import made_runs
 from tests.lab.report.html_tree import Tree
 from tests.lab.report.pages import page_of
@@ -78,7 +79,7 @@ def run_of(known, number):
   values = np.full(number, np.nan)
   values[known] = 1.0
   steps = np.arange(number)
-  measured = read.Metrics(steps, {'m': values}, 0)
+  measured = metrics_file.Metrics(steps, {'m': values}, 0)
   return read.Run('a', pathlib.Path(), {}, None, measured, [], [])
 
 

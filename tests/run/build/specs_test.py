@@ -106,8 +106,11 @@ ROWS = {
   'keep.every_minutes': 'checkpoint.every_minutes',
   'keep.keep_last': 'checkpoint.keep_last',
   'keep.best_metric': 'checkpoint.best_metric',
-  'keep.export_every_saves': 'checkpoint.export_every_saves',
-  'keep.export_dtype': 'checkpoint.export_dtype',
+  'export.every_saves': 'export.every_saves',
+  'export.dtype': 'export.dtype',
+  'export.adapter': lambda config: config.export.adapter,
+  'export.push_to': 'export.push_to',
+  'export.public': 'export.public',
   'keep.completions_every_steps': 'log.completions_every_steps',
   'keep.samples': 'log.samples',
   'measure.effects_every_steps': lambda config: (

@@ -39,7 +39,6 @@ from grpo_jax.lab.studies.papers import bandits
 from grpo_jax.lab.studies.papers import coefficients
 from grpo_jax.lab.studies.papers import scales
 from grpo_jax.losses import contrib
-from grpo_jax.models import layout as layout_lib
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import bare
 from grpo_jax.run import sampling
@@ -63,7 +62,7 @@ class Rollouts(NamedTuple):
 
   params: jax.Array
   score: Callable[..., jax.Array]
-  layout: layout_lib.Layout
+  layout: Any  # rows, as `bare.rows` makes them
   tokens: np.ndarray
   mask: np.ndarray
   reward: np.ndarray
@@ -129,7 +128,7 @@ def sample_rollouts(
     length = np.minimum(length, drawn_length)
   width = _PROMPT_TOKENS + _MOST_TOKENS
   layouts = [
-    layout_lib.padded_rows(one.prompts, tokens[k], length[k], width)
+    bare.rows(one._replace(length=length[k]), width)
     for k, one in enumerate(drawn)
   ]
   mask = np.arange(tokens.shape[-1]) < length[..., None]

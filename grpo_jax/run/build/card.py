@@ -12,9 +12,9 @@ from typing import Any
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.data import hub
-from grpo_jax.lab.report import read
-from grpo_jax.lab.report import sections
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import method as build_method
+from grpo_jax.run.keep.metrics_file import Metrics
 
 CURVE = 'learning_curve.png'
 _ACCURACY = 'heldout_accuracy'
@@ -23,36 +23,41 @@ _OWN = 'of its owner'
 
 
 def write(
-  folder: pathlib.Path, name: str, workdir: str, step: int | None, adapter: bool
+  folder: pathlib.Path,
+  name: str,
+  config: Config | None,
+  metrics: Metrics,
+  step: int | None,
+  adapter: bool,
 ) -> None:
   """Writes README.md, and the curve of a run, into the folder of a model.
 
   Args:
     folder: Of the model, or of an adapter.
     name: Of the repository that it goes to: 'owner/name'.
-    workdir: Of the run that made it; '' if it is a converted model.
+    config: Of the run that made it; None if it is a converted model.
+    metrics: Of that run.
     step: How many rollouts it has learned from.
     adapter: Whether it is an adapter.
 
   Raises:
     OSError: A file cannot be written.
   """
-  run = read.run(workdir) if workdir else None
-  if run is None or run.config is None:
+  if config is None:
     text = '\n'.join([*_head('', [], adapter), '', f'# {name}', '', _FOOT])
     (folder / 'README.md').write_text(text)
     return
-  has_curve = _draw(run, step, folder / CURVE)
+  has_curve = _draw(metrics, step, folder / CURVE)
   lines = [
-    *_head(run.config.model.path, _data_names(run.config), adapter),
+    *_head(config.model.path, _data_names(config), adapter),
     '',
     f'# {name}',
     '',
-    _sentence(run.config, step, adapter),
+    _sentence(config, step, adapter),
     '',
-    *_facts(run.config, step),
+    *_facts(config, step),
     '',
-    *_figures(run, step),
+    *_figures(config, metrics, step),
   ]
   if has_curve:
     lines += ['', f'![Learning curve]({CURVE})']
@@ -119,7 +124,7 @@ def _facts(config: Config, step: int | None) -> Iterator[str]:
       for one in config.rewards
     ),
     'method': _method_name(config),
-    **sections.formula(config),
+    **build_method.formula(config),
     'rollouts': str(step),
     'a rollout': f'{sampler.prompts} prompts, {sampler.group} completions each',
     'sampling': f'temperature {sampler.temperature:g}, '
@@ -147,19 +152,20 @@ def _method_name(config: Config) -> str:
   return f'a method {_OWN}' if ':' in name else name
 
 
-def _figures(run: read.Run, step: int | None) -> Iterator[str]:
+def _figures(
+  config: Config, metrics: Metrics, step: int | None
+) -> Iterator[str]:
   """What held-out problems and rewards were, with their intervals."""
-  steps, values = run.metrics.points(_ACCURACY)
+  steps, values = metrics.points(_ACCURACY)
   known = [
     (int(at), float(value))
     for at, value in zip(steps, values, strict=True)
     if step is None or at <= step
   ]
-  assert run.config is not None
-  number = run.config.evaluation.examples
+  number = config.evaluation.examples
   if not known:
     return
-  graded = run.metrics.values.get('heldout_graded')
+  graded = metrics.values.get('heldout_graded')
   is_share = graded is None or not (graded > 0).any()
   yield '| rollouts | held-out problems, mean of the first reward | 95 % |'
   yield '| --- | --- | --- |'
@@ -195,14 +201,14 @@ def share_interval(share: float, number: int) -> tuple[float, float]:
   return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def _draw(run: read.Run, step: int | None, path: pathlib.Path) -> bool:
+def _draw(metrics: Metrics, step: int | None, path: pathlib.Path) -> bool:
   """Draws rewards and held-out problems; whether there was anything."""
   from matplotlib import figure
 
   names = {'reward': 'reward of rollouts', _ACCURACY: 'held-out problems'}
   curves: dict[str, Any] = {}
   for name, label in names.items():
-    at, values = run.metrics.points(name)
+    at, values = metrics.points(name)
     kept = at <= step if step is not None else at == at
     if kept.sum() > 1:
       curves[label] = at[kept], values[kept]
