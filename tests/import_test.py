@@ -16,8 +16,8 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # What each folder, or module beside the folders, may import of ours. The order
 # is that of a rollout's way: nothing imports what stands above it.
 _RUN = {
-  'config', 'data', 'engines', 'episodes', 'hosts', 'learner', 'losses', 'mesh',
-  'models', 'monitor', 'optim', 'rewards', 'rollouts',
+  'config', 'data', 'diagnostics', 'engines', 'episodes', 'hosts', 'learner',
+  'losses', 'mesh', 'models', 'monitor', 'optim', 'rewards', 'rollouts',
 }  # fmt: skip
 ALLOWED = {
   '__main__': {'commands'},
@@ -26,8 +26,7 @@ ALLOWED = {
     'config', 'data', 'hosts', 'lab', 'monitor', 'planning', 'run',
   },
   'lab': {
-    'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',
-    'run',
+    'config', 'diagnostics', 'losses', 'monitor', 'optim', 'rollouts', 'run',
   },
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,

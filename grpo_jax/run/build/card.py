@@ -9,6 +9,7 @@ import math
 import pathlib
 from typing import Any
 
+from grpo_jax import diagnostics
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
 from grpo_jax.data import hub
@@ -124,7 +125,7 @@ def _facts(config: Config, step: int | None) -> Iterator[str]:
       for one in config.rewards
     ),
     'method': _method_name(config),
-    **build_method.formula(config),
+    **_formula(config),
     'rollouts': str(step),
     'a rollout': f'{sampler.prompts} prompts, {sampler.group} completions each',
     'sampling': f'temperature {sampler.temperature:g}, '
@@ -133,6 +134,18 @@ def _facts(config: Config, step: int | None) -> Iterator[str]:
   }
   for name, text in rows.items():
     yield f'| {name} | {_cell(text)} |'
+
+
+def _formula(config: Config) -> dict[str, str]:
+  """The parts of a run's objective; none if its method cannot be audited."""
+  try:
+    made = build_method.method_of(config)
+    rows = diagnostics.describe('', diagnostics.audit(made))
+  except Exception:  # a method of the user's own may raise anything
+    return {}
+  found = {label: text for section, label, text in rows if not section}
+  parts = ('weight', 'ratio', 'advantage', 'regulariser')
+  return {name: found[name] for name in parts}
 
 
 def _sources(config: Config) -> Iterator[str]:

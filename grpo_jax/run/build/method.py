@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.config import importing
@@ -192,17 +191,6 @@ def method_of(
         "'reinforce'."
       )
   return loss
-
-
-def formula(config: Config) -> dict[str, str]:
-  """The parts of a run's objective; none if its method cannot be audited."""
-  try:
-    rows = diagnostics.describe('', diagnostics.audit(method_of(config)))
-  except Exception:  # a method of the user's own may raise anything
-    return {}
-  found = {label: text for section, label, text in rows if not section}
-  parts = ('weight', 'ratio', 'advantage', 'regulariser')
-  return {name: found[name] for name in parts}
 
 
 def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
