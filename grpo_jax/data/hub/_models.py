@@ -35,7 +35,7 @@ def local(text: str, needs: Needs = 'weights') -> str:
   name = _names.parse(text)
   if name is None:
     return text
-  repository = _repository.find('model', name.repository, name.at)
+  repository = _repository.find_named('model', name.repository, name.at)
   if name.file:
     _require(repository, name.file)
     return str(_repository.download(repository, [name.file]) / name.file)
@@ -55,7 +55,7 @@ def commit(name: _names.Name) -> str:
   Raises:
     ValueError: There is none.
   """
-  repository = _repository.find('model', name.repository, name.at)
+  repository = _repository.find_named('model', name.repository, name.at)
   if name.file:
     _require(repository, name.file)
   return repository.commit

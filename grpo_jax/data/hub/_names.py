@@ -50,6 +50,11 @@ class Name:
     """What the Hub is asked for."""
     return self.commit or self.revision or 'main'
 
+  @property
+  def is_newest(self) -> bool:
+    """Whether it names no revision, so that the newest commit is meant."""
+    return not self.revision and not self.commit
+
   def pinned(self, commit: str) -> 'Name':
     """The same at a commit, with the revision that was typed."""
     return dataclasses.replace(self, commit=commit)
