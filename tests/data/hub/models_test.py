@@ -12,6 +12,7 @@ import types
 from huggingface_hub import constants
 import pytest
 
+from grpo_jax.config import gguf_files
 from grpo_jax.data import hub as hub_lib
 from grpo_jax.data.hub import _asking
 from tests.data.hub import stand_in
@@ -143,6 +144,40 @@ def test_what_another_program_has_downloaded_is_read_offline(
   (refs / 'main').write_text(tiny.branches['main'])
   stand_in.go_offline(monkeypatch)
   assert hub_lib.local_model(NAME) == folder
+
+
+def test_a_part_of_what_another_program_has_downloaded_says_so(
+  hub, tiny, monkeypatch, tmp_path
+):
+  folder = pathlib.Path(hub_lib.local_model(NAME))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
+  stand_in.go_offline(monkeypatch)
+  name = f'{NAME}@{tiny.branches["main"]}'
+  load = lambda: hub_lib.local_model(name)
+  for lost in 'model-1.safetensors', INDEX, 'config.json':
+    (folder / lost).unlink()
+    stand_in._repository.find.cache_clear()
+    text = refused(load, 'Only a part of lab/tiny is in the cache', 'unset it')
+    assert f'in {folder}' in text and f'({lost}' not in text
+
+
+def test_one_part_of_a_gguf_file_is_no_model(hub, tmp_path):
+  parts = {f'q-0000{n}-of-00002.gguf': b'GGUF' for n in (1, 2)}
+  hub.models[NAME].commit(parts)
+  (part, _) = parts
+  name = hub_lib.Name(NAME, file=part)
+  for read in (
+    lambda: hub_lib.local_model(str(name)),
+    lambda: hub_lib.model_commit(name),
+    lambda: gguf_files.find(tmp_path / part),
+  ):
+    (tmp_path / part).write_bytes(b'GGUF')
+    refused(read, 'one of several files', 'in one file', kind=ValueError)
+  assert 'q-' not in refused(
+    lambda: hub_lib.local_model(NAME), 'no config.json'
+  )
+  hub.models[NAME].commit({**parts, 'whole.gguf': b'GGUF'})
+  refused(lambda: hub_lib.local_model(NAME), f"'{NAME}:whole.gguf'.")
 
 
 def refused(call, *words, kind: type[Exception] = hub_lib.HubError):
