@@ -14,6 +14,7 @@ References:
   https://huggingface.co/docs/hub/datasets-data-files-configuration
 """
 
+import collections
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ _NOT_RECORDS = {
   'dataset_infos.json', 'dummy_data.zip', 'state.json',
 }  # fmt: skip
 _OF_OTHERS = {'metadata.jsonl', 'metadata.csv', 'metadata.parquet'}  # of images
-_SHARD = re.compile(r'-\d+-of-\d+')
+_SHARD = re.compile(r'-\d+-of-(\d+)(?=\.|$)')
 _DATA_SHARD = re.compile(r'data/([^/]+)-\d{5}-of-\d{5}[^/]*')
 
 Tables = Mapping[str, Mapping[str, list[str]]]  # files by config and split
@@ -85,6 +86,7 @@ def readable(
     found = [path for path in paths if path.endswith(end)]
     # The same records may be there in several formats.
     if found and {*map(_stem, found)} == {*map(_stem, paths)}:
+      _require_shards(repository, found)
       return found
   unread = [path for path in paths if not path.endswith(READ)]
   if not paths:
@@ -94,27 +96,43 @@ def readable(
   else:
     said = f'its files are of several formats ({", ".join(paths[:3])})'
   raise _asking.HubError(
-    f'{repository.name} on the Hub has the split {split!r}, but {said}; write '
-    'its records to one Parquet or JSONL file, and give that.'
+    f'{repository.name} on the Hub has the split {split!r}, but {said}; name '
+    'the files of its records in its README.md (configs, data_files), or write '
+    'them to one Parquet or JSONL file, and give that.'
   )
+
+
+def _require_shards(
+  repository: _repository.Repository, paths: Sequence[str]
+) -> None:
+  """Raises an error if the repository lacks a shard of one of the files."""
+  sets = {_set_of(path) for path in paths}
+  there = collections.Counter(map(_set_of, repository.files))
+  for name, total in sorted(sets):
+    if there[name, total] < total:
+      raise _asking.HubError(
+        f'{repository.name} on the Hub has {there[name, total]} of the {total} '
+        f'shards of {name}; add the others there, or give files by their paths.'
+      )
+
+
+def _set_of(path: str) -> tuple[str, int]:
+  """What all shards of a file have in common, and how many they are."""
+  shard = _SHARD.search(path)
+  return (_SHARD.sub('', path), int(shard[1])) if shard else (path, 0)
 
 
 def by_names(repository: _repository.Repository) -> Tables:
   """The files as their names say; a folder is a config."""
-  paths = data_files(repository.files)
-  words = _with_a_split(repository.files)
-  tables: dict[str, dict[str, list[str]]] = {}
-  shards = [path for path in paths if _DATA_SHARD.fullmatch(path)]
-  if shards:  # as `datasets` writes them, with the split's own name
-    return {DEFAULT: _splits(shards)}
+  paths = _named_files(repository.files)
+  if any(map(_DATA_SHARD.fullmatch, paths)):
+    return {DEFAULT: _splits(paths)}
   of_config: dict[str, list[str]] = {}
-  for path in sorted({*paths, *words}):
+  for path in paths:
     *folders, _ = path.split('/')
     folders = [one for one in folders if one != 'data' and not _split_in(one)]
     of_config.setdefault(folders[0] if folders else DEFAULT, []).append(path)
-  for config, several in of_config.items():
-    tables[config] = _splits(several)
-  return tables
+  return {config: _splits(several) for config, several in of_config.items()}
 
 
 def by_readme(repository: _repository.Repository) -> Tables:
@@ -135,13 +153,11 @@ def by_readme(repository: _repository.Repository) -> Tables:
     }
     config = str(one.get('config_name', DEFAULT))
     if one.get('data_files') is None:
-      files = [*data_files(inside), *_with_a_split(inside)]
-      splits = _splits(sorted({*files})) if files else {}
+      paths = _named_files(inside)
+      splits = _splits(paths) if paths else {}
     else:
-      splits = {
-        split: [path for path in sorted(inside) if _is_one_of(path, patterns)]
-        for split, patterns in _data_files(one['data_files'])
-      }
+      named = _data_files(one['data_files'])
+      splits = {split: _matched(inside, patterns) for split, patterns in named}
     for split, paths in splits.items():
       tables.setdefault(config, {})[split] = [inside[path] for path in paths]
   return tables
@@ -150,21 +166,22 @@ def by_readme(repository: _repository.Repository) -> Tables:
 def _splits(paths: Sequence[str]) -> dict[str, list[str]]:
   """Files by the splits that their names have words for."""
   splits: dict[str, list[str]] = {}
-  for path in paths:
-    shard = _DATA_SHARD.fullmatch(path)
-    if split := shard[1] if shard else _split_in(path):
+  # As `datasets` writes them: with the split's own name.
+  shards = {path: _DATA_SHARD.fullmatch(path) for path in paths}
+  for path, shard in shards.items():
+    split = shard[1] if shard else ''
+    if not any(shards.values()):
+      split = _split_in(path)
+    if split:
       splits.setdefault(split, []).append(path)
   return splits or {'train': [*paths]}
 
 
-def _with_a_split(paths: Iterable[str]) -> list[str]:
-  """Files of any kind of data whose names have a word for a split."""
-  return [
-    path
-    for path in data_files(paths)
-    + [x for x in paths if x.endswith(_PERHAPS) and not _is_hidden(x)]
-    if _split_in(path)
-  ]
+def _named_files(paths: Iterable[str]) -> list[str]:
+  """The files that hold records by their names, sorted."""
+  paths = [*paths]
+  packed = [x for x in paths if x.endswith(_PERHAPS) and not _is_hidden(x)]
+  return sorted({*data_files(paths), *filter(_split_in, packed)})
 
 
 def _split_in(path: str) -> str:
@@ -203,13 +220,21 @@ def _data_files(named: Any) -> Iterator[tuple[str, list[str]]]:
     yield str(split), [*map(str, path if isinstance(path, list) else [path])]
 
 
-def _is_one_of(path: str, patterns: Sequence[str]) -> bool:
+def _matched(paths: Iterable[str], patterns: Sequence[str]) -> list[str]:
+  """The files that patterns name, sorted; none if one names none."""
+  paths, found = sorted(paths), set()
   for pattern in patterns:
     pattern = pattern.removeprefix('./')
-    hides = _is_hidden(path) and not _is_hidden(pattern)
-    if not hides and re.fullmatch(_expression(pattern), path):
-      return True
-  return False
+    expression, shows = re.compile(_expression(pattern)), _is_hidden(pattern)
+    named = {
+      path
+      for path in paths
+      if expression.fullmatch(path) and (shows or not _is_hidden(path))
+    }
+    if not named:
+      return []
+    found |= named
+  return sorted(found)
 
 
 def _expression(pattern: str) -> str:
