@@ -96,16 +96,14 @@ secret() {
 }
 
 build() {
-  local options=(--build-arg=EXTRA=tpu${extras:+,$extras}) place=$code made=''
-  if [ -n "$code_revision" ]; then
+  local options=(--build-arg=EXTRA=tpu${extras:+,$extras}) place made=''
+  if [ -n "$code" ]; then
+    # A copy, so that no file that may hold a secret gets into the image.
     place=${TMPDIR:-/tmp}/grpo_jax-code
     if [ -z "$dry_run" ]; then place=$(mktemp -d) made=$place; fi
     pack_code "$place.tar.gz"
     go tar -xzf "$place.tar.gz" --directory="$place"
-    place=$place/$folder
-  fi
-  if [ -n "$code" ]; then
-    options+=(--build-arg=CODE="$folder" --build-context=code="$place")
+    options+=(--build-arg=CODE="$folder" --build-context=code="$place/$folder")
   fi
   go docker build --file=launch/Dockerfile "${options[@]}" --tag="$image" .
   if [ -n "$made" ]; then rm -rf "$made" "$made.tar.gz"; fi

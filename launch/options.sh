@@ -51,15 +51,19 @@ check_env() {
 }
 
 # Sets `folder`, the name of the folder of --code, and refuses one that cannot be
-# copied into the checkout under its name.
+# copied into the checkout under its name. It lies in `parent`, by this name: the
+# folder may be a link to another one elsewhere.
 check_code() {
-  folder=''
+  folder='' parent=$code/..
   if [ -z "$code" ]; then
     if [ -z "$code_revision" ]; then return; fi
     refuse "--code_revision=$code_revision is a commit of --code; give both."
   fi
   [ -d "$code" ] || refuse "--code=$code is no folder; give one of your own."
   folder=$(basename "$(cd "$code" && pwd)")
+  if ! [ "$parent/$folder" -ef "$code" ]; then
+    parent=$(dirname "$(cd "$code" && pwd)")
+  fi
   case $folder in
     grpo_jax | configs | launch | tests)
       refuse "--code=$code has the name of a folder of the checkout; rename it."
@@ -79,7 +83,8 @@ commit_of_code() {
       "$code."
 }
 
-# pack_code FILE: the folder of --code as FILE, an archive of `tar` and `gzip`.
+# pack_code FILE: the folder of --code as FILE, an archive of `tar` and `gzip`,
+# without files that may hold secrets, and what git and Python keep there.
 pack_code() {
   local at
   if [ -n "$code_revision" ]; then
@@ -88,7 +93,8 @@ pack_code() {
     go git -C "$code" archive --format=tar.gz --prefix="$folder/" \
       --output="$1" "$at"
   else
-    go tar -czf "$1" --exclude=.git --exclude=__pycache__ \
-      --directory="$code/.." "$folder"
+    # The point makes tar follow a link.
+    go tar -czf "$1" --exclude=.git --exclude=.env --exclude='.env.*' \
+      --exclude=.venv --exclude=__pycache__ --directory="$parent" "$folder/."
   fi
 }

@@ -101,6 +101,7 @@ check_runtime() {
     refuse "--type=$type is no accelerator type of Cloud TPU; give one such as" \
       'v5litepod-16, v5p-128 or v6e-8.'
   fi
+  check_size
   if [ "$runtime" = "$fits" ]; then return; fi
   for other in v4 v5litepod v5p v6e; do
     if [ "$runtime" = "$(software "$other-8")" ]; then
@@ -108,6 +109,28 @@ check_runtime() {
         'leave --runtime out.'
     fi
   done
+}
+
+# Refuses a number of chips, or of TensorCores, that no slice has.
+check_size() {
+  local number=${type#*-} sizes
+  case $type in
+    v2-* | v3-*) sizes='8, or a multiple of 32 TensorCores' ;;
+    v4-* | v5p-*) sizes='8, 16, 32, 64, or a multiple of 128 TensorCores' ;;
+    *) sizes='1, 4, 8, 16, 32, 64, 128 or 256 chips' ;;
+  esac
+  case $type in
+    *-???????*) ;;
+    v2-* | v3-*)
+      if [ "$number" -eq 8 ] || [ $((number % 32)) -eq 0 ]; then return; fi
+      ;;
+    v4-* | v5p-*)
+      case $number in 8 | 16 | 32 | 64) return ;; esac
+      if [ $((number % 128)) -eq 0 ]; then return; fi
+      ;;
+    *) case $number in 1 | 4 | 8 | 16 | 32 | 64 | 128 | 256) return ;; esac ;;
+  esac
+  refuse "--type=$type; slices of ${type%%-*} have $sizes."
 }
 
 pause() { [ -n "$dry_run" ] || sleep "$poll_secs"; }

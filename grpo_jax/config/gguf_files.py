@@ -3,13 +3,35 @@
 from importlib import util
 import os
 import pathlib
+import re
 
 PACKAGE = 'package:'
+_PART = re.compile(r'-(\d{5})-of-(\d{5})\.gguf$')  # as llama.cpp names them
 
 
 def is_named(source: str) -> bool:
   """Whether a source is the path of a .gguf file, or 'package:NAME'."""
   return source.startswith(PACKAGE) or source.endswith('.gguf')
+
+
+def is_part(name: str) -> bool:
+  """Whether a file is one of several that make a model.
+
+  >>> is_part('q4-00001-of-00002.gguf'), is_part('q4-00001-of-00001.gguf')
+  (True, False)
+  """
+  found = _PART.search(name)
+  return found is not None and int(found[2]) > 1
+
+
+def refuse_part(name: str) -> None:
+  """Raises a ValueError if a file is one of several that make a model."""
+  if is_part(name):
+    raise ValueError(
+      f'{name!r} is one of several files that make a model, and such cannot be '
+      'read here; give a model in one file, as `llama-gguf-split --merge` '
+      'writes it.'
+    )
 
 
 def find(source: str | os.PathLike[str]) -> pathlib.Path:
@@ -21,7 +43,8 @@ def find(source: str | os.PathLike[str]) -> pathlib.Path:
       by.
 
   Raises:
-    ValueError: There is no such file or package, or it has none or several.
+    ValueError: There is no such file or package, it has none or several, or the
+      file is one part of a model.
   """
   if not str(source).startswith(PACKAGE):
     path = pathlib.Path(source).expanduser()
@@ -29,6 +52,7 @@ def find(source: str | os.PathLike[str]) -> pathlib.Path:
       raise ValueError(
         f'There is no file {str(source)!r}; pass the path of a .gguf file.'
       )
+    refuse_part(str(source))
     return path
   name = str(source).removeprefix(PACKAGE)
   # The package itself is not imported: it may need what is not installed.

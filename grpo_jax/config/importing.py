@@ -24,13 +24,8 @@ from grpo_jax.config import plain_text
 
 # What gives a module names that its text does not have.
 _MAKERS = {
-  '__getattr__',
-  'exec',
-  'eval',
-  'globals',
-  'locals',
-  'setattr',
-  'vars',
+  *('__dict__', '__getattr__', '__import__', '__setattr__', 'exec', 'eval'),
+  *('globals', 'import_module', 'locals', 'modules', 'setattr', 'vars'),
 }
 
 
@@ -160,25 +155,51 @@ def _spec(name: str, place: list[str] | None) -> machinery.ModuleSpec | None:
 def _names(tree: ast.Module) -> set[str] | None:
   """The names that a module may have; None if its text does not tell."""
   bound = set(_bound(tree))
-  used = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
+  used = {_word(one) for one in ast.walk(tree)}
   return None if _MAKERS & (bound | used) or '*' in bound else bound
 
 
+def _word(node: ast.AST) -> str:
+  """The name that a node reads, imports or defines; '' if it has none."""
+  words = (getattr(node, field, None) for field in ('id', 'attr', 'name'))
+  return next(filter(None, words), '')
+
+
 def _bound(tree: ast.Module) -> Iterator[str]:
-  """The names that statements outside of functions and classes bind."""
+  """The names that a module may have once its text has run.
+
+  They are bound by statements outside of functions and classes; and anywhere by
+  `global`, as an attribute of something that may be the module, or by `:=` in
+  the head of a function.
+  """
+  for one in _outside(tree):
+    if isinstance(one, _DEFINITIONS):
+      yield one.name
+    elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+      yield one.id
+    elif isinstance(one, ast.alias):
+      yield one.asname or one.name.partition('.')[0]
+    elif isinstance(one, ast.MatchAs | ast.MatchStar | ast.ExceptHandler):
+      yield one.name or ''
+    elif isinstance(one, ast.MatchMapping):
+      yield one.rest or ''
+  for one in ast.walk(tree):
+    if isinstance(one, ast.Global):
+      yield from one.names
+    elif isinstance(one, ast.NamedExpr):
+      yield one.target.id
+    elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+      if _word(one.value) not in ('self', 'cls'):
+        yield one.attr
+
+
+def _outside(tree: ast.Module) -> Iterator[ast.AST]:
+  """What stands outside of functions and classes, in an `if` or a `try` too."""
   for node in tree.body:
-    inside = [node]
-    if not isinstance(
-      node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    ):
-      inside = ast.walk(node)  # what an `if` or a `try` holds
-    for one in inside:
-      if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield one.name
-      elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-        yield one.id
-      elif isinstance(one, ast.alias):
-        yield one.asname or one.name.partition('.')[0]
+    yield from [node] if isinstance(node, _DEFINITIONS) else ast.walk(node)
+
+
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _no_module(subject: str, module: str, error: BaseException) -> ValueError:

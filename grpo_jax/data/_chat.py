@@ -22,7 +22,10 @@ Prompt = str | Sequence[Message]
 
 # How a list of messages begins that somebody has written as a text.
 _AS_TEXT = re.compile(
-  r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:"""
+  r"""\s*\[\s*\{\s*(["'])(?:role|content"""
+  # Data such as the edges of a graph have one of these alone.
+  r"""|from(?=\1.*["']value["']\s*:)|value(?=\1.*["']from["']\s*:))\1\s*:""",
+  re.DOTALL,
 )
 
 

@@ -25,6 +25,7 @@ _ROLES = {  # of ShareGPT, where they differ
   'observation': 'tool',
   'function_response': 'tool',
 }
+_NO_CALLS = {'', 'none', 'null', 'nan', 'auto'}  # as files write it
 _TEXT_PARTS = {'text', 'input_text', 'output_text'}
 
 
@@ -44,10 +45,11 @@ def read_prompt(value: Any, tools: Any = None) -> Any:
     New messages, or the value itself if it is no list of dicts.
 
   Raises:
-    ValueError: A message holds an image or a sound.
+    ValueError: A message holds an image or a sound, or calls of tools that
+      cannot be told.
   """
-  if isinstance(value, str) and _LIST.match(value):
-    value = _from_json(value)
+  if isinstance(value, str) and _is_chat(found := _from_json(value)):
+    value = found
   if not isinstance(value, list | tuple):
     return value
   messages = [_message(place, one) for place, one in enumerate(value)]
@@ -58,19 +60,31 @@ def read_prompt(value: Any, tools: Any = None) -> Any:
 
 
 def call_text(message: Mapping[str, Any]) -> str:
-  """The calls of tools in a message as a JSON text; '' if there are none."""
-  calls = [one.get('function', one) for one in message.get('tool_calls') or ()]
-  return json.dumps(calls, ensure_ascii=False) if calls else ''
+  """The calls of tools in a message as a JSON text; '' if there are none.
+
+  Raises:
+    ValueError: They are no calls.
+  """
+  calls = _calls('The last turn', message.get('tool_calls'))
+  plain = [one.get('function', one) for one in calls]
+  return json.dumps(plain, ensure_ascii=False) if plain else ''
 
 
 def _from_json(text: str) -> Any:
   """The list of dicts in a JSON text, or the text if it is none."""
-  try:
-    found = json.loads(text)
-  except (ValueError, RecursionError):
-    return text
-  is_chat = isinstance(found, list) and all(isinstance(x, dict) for x in found)
-  return found if is_chat else text
+  found = _loaded(text) if _LIST.match(text) else None
+  is_list = isinstance(found, list) and all(isinstance(x, dict) for x in found)
+  return found if is_list else text
+
+
+def _is_chat(value: Any) -> bool:
+  """Whether some object of a list is a message, and not just data.
+
+  A text prompt may itself be JSON, as in 'Which of [{"x": 1}, {"x": 2}]'.
+  """
+  return isinstance(value, list) and any(
+    'role' in one or {'from', 'value'} <= one.keys() for one in value
+  )
 
 
 def _message(place: int, message: Any) -> Any:
@@ -80,11 +94,13 @@ def _message(place: int, message: Any) -> Any:
   found = _without_nulls(message)
   if 'role' not in found and {'from', 'value'} <= found.keys():
     found = _from_sharegpt(found)
-  if 'function_call' in found:  # as OpenAI wrote a call before there were many
-    calls = [{'type': 'function', 'function': found.pop('function_call')}]
+  where = f'message {place}'
+  # As OpenAI wrote a call before there were many.
+  if older := _calls(where, found.pop('function_call', None)):
+    calls = [{'type': 'function', 'function': one} for one in older]
     found.setdefault('tool_calls', calls)
-  if isinstance(found.get('tool_calls'), list | tuple):
-    found['tool_calls'] = [*map(_call, found['tool_calls'])]
+  if calls := _calls(where, found.pop('tool_calls', None)):
+    found['tool_calls'] = calls
   content = found.get('content')
   if content is None and found.get('tool_calls'):
     found['content'] = ''
@@ -104,15 +120,45 @@ def _from_sharegpt(message: dict[str, Any]) -> dict[str, Any]:
   return {'role': _ROLES.get(role, role), 'content': value, **rest}
 
 
-def _call(call: Any) -> Any:
+def _calls(where: str, value: Any) -> list[dict[str, Any]]:
+  """The calls of tools of a message, as templates read them.
+
+  A file may hold the list or each call as a JSON text, or a single call.
+
+  Args:
+    where: How an error names the message.
+    value: What it has in 'tool_calls'; None if it has nothing.
+
+  Raises:
+    ValueError: They are no calls.
+  """
+  found = _loaded(value) if isinstance(value, str) else value
+  if not found and (
+    found is not None or str(value).strip().lower() in _NO_CALLS
+  ):
+    return []
+  several = found if isinstance(found, list | tuple) else [found]
+  calls = []
+  for one in several:
+    call = _object(one) if isinstance(one, str) else one
+    if not isinstance(call, Mapping):
+      raise ValueError(
+        f"{where} has {value!r:.60} in 'tool_calls', but calls are a list of "
+        'objects with a name and arguments, or that as a JSON text'
+      )
+    calls.append(_call(call))
+  return calls
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
   """A call whose arguments are an object; OpenAI writes them as a JSON text."""
-  function = call.get('function') if isinstance(call, Mapping) else None
+  function = call.get('function')
+  function = _object(function) or function
   if not isinstance(function, Mapping):
-    return call
+    return dict(call)
   arguments = _object(function.get('arguments'))
-  if arguments is None:
-    return call
-  return {**call, 'function': {**function, 'arguments': arguments}}
+  told = {} if arguments is None else {'arguments': arguments}
+  return {**call, 'function': {**function, **told}}
 
 
 def _joined(place: int, parts: Sequence[Any]) -> Any:
@@ -140,7 +186,7 @@ def _joined(place: int, parts: Sequence[Any]) -> Any:
 
 def _tools(value: Any) -> list[Any]:
   """Descriptions of tools, if a value is a list of them; else none."""
-  if isinstance(value, str) and _LIST.match(value):
+  if isinstance(value, str):
     value = _from_json(value)
   if not isinstance(value, list | tuple):
     return []
@@ -172,10 +218,13 @@ def _without_nulls(value: Any) -> Any:
 
 def _object(value: Any) -> dict[str, Any] | None:
   """The JSON object in a text; None if it is no text, or of no object."""
-  if not isinstance(value, str):
-    return None
+  found = _loaded(value) if isinstance(value, str) else None
+  return found if isinstance(found, dict) else None
+
+
+def _loaded(text: str) -> Any:
+  """What a JSON text says; None if it is none."""
   try:
-    found = json.loads(value)
+    return json.loads(text)
   except (ValueError, RecursionError):
     return None
-  return found if isinstance(found, dict) else None

@@ -36,7 +36,7 @@ def local(text: str, needs: hub.Needs = 'weights') -> str:
     ValueError: There is no such model, or it cannot be reached.
     OSError: The disk is too small.
   """
-  if is_address(text):
+  if hub.parse(text) is None and is_address(text):
     return _copied(text.rstrip('/'), needs)
   return hub.local_model(text, needs)
 
@@ -78,6 +78,11 @@ def _reached(address: str) -> Any:
   """An address as a path of `etils`."""
   from etils import epath
 
+  if address.startswith(('http://', 'https://')):
+    raise ValueError(
+      f'{address} is the address of a page, and no model is read from one; '
+      'give owner/name of the Hugging Face Hub, gs://bucket/folder, or a path.'
+    )
   try:
     place = epath.Path(address)
     place.exists()

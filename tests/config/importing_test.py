@@ -42,13 +42,31 @@ FOUND = [
   'def __getattr__(name): return max',
   'globals()["sco" + "re"] = max',
 ]
+MADE = [
+  'def make():\n  global score\n  def score(): pass\nmake()',
+  'match [max]:\n  case [score]: pass',
+  'match [max]:\n  case [*score]: score = max',
+  'match {1: 2}:\n  case {**score}: score = max',
+  'match max:\n  case object() as score: pass',
+  'import sys\nsys.modules[__name__].score = max',
+  'import sys\nsys.modules[__name__].__dict__["score"] = max',
+  'from sys import modules as m\nsetattr_ = m[__name__]\nsetattr_.score = max',
+  'import importlib\nimportlib.import_module(__name__).score = max',
+  'import builtins\nbuiltins.exec("sco" "re = max")',
+  'def other(x=(score := max)): pass',
+  'class A:\n  global score\n  def score(self): pass',
+  'try:\n  1 / 0\nexcept ZeroDivisionError as score:\n  kept = score\n'
+  'score = max',
+]
 
 
-@pytest.mark.parametrize('text', FOUND)
+@pytest.mark.parametrize('text', FOUND + MADE)
 def test_what_may_be_there_is_not_refused(module, text):
   name = module(text)
   importing.find(f'{name}:score', 'It')
   assert name not in sys.modules
+  if text in MADE:
+    assert importing.imported(f'{name}:score', 'It')
 
 
 @pytest.mark.parametrize(
@@ -57,6 +75,8 @@ def test_what_may_be_there_is_not_refused(module, text):
     ('def score(): pass', 'scor'),
     ('def other():\n  score = 1\n', 'score'),
     ('class A:\n  def score(self): pass\n', 'score'),
+    ('class A:\n  def __init__(self): self.score = max\n', 'score'),
+    ('import logging\nlog = logging.getLogger(__name__)\n', 'score'),
     ('def score(:', 'score'),
     ('', ''),
   ],

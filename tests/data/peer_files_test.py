@@ -1,5 +1,6 @@
 """Files of other packages are read as they are, by the fields of the table."""
 
+import contextlib
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from grpo_jax import data
 from grpo_jax.data import _fields
 from grpo_jax.data import _messages
+from grpo_jax.data import _records
 from grpo_jax.data import first_look
 from tests import cli
 from tests.data import formats
@@ -184,7 +186,8 @@ def test_many_columns_are_cut():
 
 @pytest.mark.parametrize(
   'value',
-  ['text', '[{"role": "user"', '["a"]', '[{"a": 1}, 2]', 7, None, {'a': 1}],
+  ['text', '[{"role": "user"', '["a"]', '[{"a": 1}, 2]', 7, None, {'a': 1}]
+  + ['[{"x": 1}]', '[{"from": "a", "to": "b"}]', ' [{"name": "f"}, {}]'],
 )
 def test_what_is_no_chat_stays_as_it_is(value):
   assert _messages.read_prompt(value) == value
@@ -211,6 +214,68 @@ def test_messages_of_every_kind():
   assert read([{**CHAT[0], 'tool_calls': None, 'name': None}]) == CHAT
   parts = [{'type': 'text', 'text': 'a', 'image_url': None}, 'b']
   assert read([{'role': 'user', 'content': parts}])[0]['content'] == 'a\nb'
+
+
+@pytest.mark.parametrize(
+  'text, is_prompt',
+  [
+    ('[{"x": 1}, {"x": 2}]', True),
+    ('[{"from": "A", "to": "B"}] Which way?', True),
+    ('[{"value": 3}]', True),
+    ('[{"from": "human", "value": "a"}', False),
+    ("[{'value': 'a', 'from': 'human'}]", False),
+    ('[{"role": "user", "text": "a"}]', False),
+  ],
+)
+def test_a_text_of_data_is_a_prompt(text, is_prompt):
+  record, made = {'prompt': text, 'answer': '1'}, None
+  with contextlib.suppress(ValueError):
+    made = _records.checked(record, 'Record', 'prompt', None)['prompt']
+  assert made == (text if is_prompt else None)
+
+
+CALLED = [{'name': 'f', 'arguments': {'x': 1}}]
+
+
+@pytest.mark.parametrize(
+  'calls',
+  [
+    CALLED[0],
+    json.dumps(CALLED),
+    json.dumps(CALLED[0]),
+    [json.dumps(CALLED[0])],
+    [{'type': 'function', 'function': CALLED[0]}],
+    [{'type': 'function', 'function': json.dumps(CALLED[0])}],
+    json.dumps([{'function': {'name': 'f', 'arguments': '{"x": 1}'}}]),
+  ],
+)
+def test_calls_of_tools_may_be_texts_or_a_single_one(calls):
+  """As Parquet holds them, and in the turn that is the answer."""
+  turn = {'role': 'assistant', 'content': None, 'tool_calls': calls}
+  record = {'prompt': [*CHAT, turn]}
+  found = _records.checked(record, 'Record', 'prompt', 'answer')
+  assert found['prompt'] == CHAT
+  assert json.loads(found['answer']) == CALLED
+  (read,) = _messages.read_prompt([turn])
+  assert [x.get('function', x) for x in read['tool_calls']] == CALLED
+  # A source of one's own, whose messages are as they are.
+  own = {'prompt': [*CHAT, {**turn, 'content': ''}]}
+  assert json.loads(data.without_last_turn(own)['answer']) == CALLED
+
+
+def test_what_are_no_calls_of_tools():
+  turn = {'role': 'assistant', 'content': 'a'}
+  for none in None, '', [], '[]', 'null', {}:
+    assert _messages.read_prompt([{**turn, 'tool_calls': none}]) == [turn]
+    assert _messages.read_prompt([{**turn, 'function_call': none}]) == [turn]
+  for wrong in ['f'], 'f', 3, "[{'name': 'f'}]", '[1]':
+    record = {'prompt': [*CHAT, {**turn, 'content': '', 'tool_calls': wrong}]}
+    with pytest.raises(
+      ValueError, match='Record .* message 1 has .*tool_calls'
+    ):
+      _records.checked(record, 'Record', 'prompt', None)
+    with pytest.raises(ValueError, match='The last turn has .*tool_calls'):
+      data.without_last_turn(record)
 
 
 def test_only_descriptions_of_tools_are_tools():

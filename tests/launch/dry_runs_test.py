@@ -59,6 +59,78 @@ def test_what_is_printed_can_be_typed():
   assert shlex.split(done.stdout)[1:] == ['echo', word, '', 'plain']
 
 
+PACK = """
+source launch/dry_run.sh
+source launch/options.sh
+refuse() { echo "$*"; exit 2; }
+exec 3>/dev/null
+cd "$1"
+code=$2 code_revision='' dry_run=''
+check_code
+pack_code "$3"
+tar -tzf "$3"
+"""
+
+
+@pytest.fixture
+def lab(tmp_path):
+  """A folder of one's own, with what is to stay there."""
+  folder = tmp_path / 'elsewhere' / 'real'
+  for name in (
+    'config.py', 'data/.keep', '.env', 'data/.env.local', '.git/HEAD',
+    '.venv/bin/python', '__pycache__/config.pyc',
+  ):  # fmt: skip
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text('')
+  return folder
+
+
+@pytest.mark.parametrize(
+  'here, typed, name',
+  [
+    ('elsewhere', 'real', 'real'),
+    ('elsewhere/real', '.', 'real'),
+    ('here', 'lab', 'lab'),  # a link
+    ('here', './lab/', 'lab'),
+    ('here/lab', '.', 'lab'),
+    ('elsewhere', 'beside', 'beside'),  # and one beside what it names
+  ],
+)
+def test_a_folder_is_packed_by_its_name_without_secrets(
+  tmp_path, lab, here, typed, name
+):
+  (tmp_path / 'here').mkdir()
+  (tmp_path / 'here' / 'lab').symlink_to(lab)
+  (lab.parent / 'beside').symlink_to(lab)
+  done = scripts.run(
+    'bash', '-euc', PACK, 'bash', tmp_path / here, typed, tmp_path / 'a.tar.gz'
+  )
+  assert done.returncode == 0, done.stderr
+  found = {line.replace('/./', '/') for line in done.stdout.split()}
+  files = {line for line in found if not line.endswith('/')}
+  assert files == {f'{name}/config.py', f'{name}/data/.keep'}
+
+
+def test_an_image_gets_no_secrets(tmp_path, lab):
+  """What docker is given is a copy, and deleted."""
+  scripts.stand_in(
+    tmp_path / 'bin',
+    'docker',
+    'for word in "$@"; do case $word in --build-context=code=*)\n'
+    'echo "${word##*=}" >"$NOTES"\n'
+    'find "${word##*=}" -type f -printf "%P\\n" >>"$NOTES"\n'
+    ';; esac; done\n',
+  )
+  done = scripts.run(
+    scripts.LAUNCH / 'gke.sh', 'build', '--image=i', f'--code={lab}',
+    programs=tmp_path / 'bin', NOTES=tmp_path / 'notes', TMPDIR=tmp_path,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  place, *files = (tmp_path / 'notes').read_text().split()
+  assert place.endswith('/real') and not pathlib.Path(place).exists()
+  assert sorted(files) == ['config.py', 'data/.keep']
+
+
 @pytest.mark.parametrize(
   'command, words',
   [
@@ -116,6 +188,11 @@ def test_what_is_printed_can_be_typed():
         ('--type=v5e-16', 'Cloud TPU calls it v5litepod-16'),
         ('--type=v9-8', '--type=v9-8 is no accelerator type'),
         ('--type=v5p', '--type=v5p is no accelerator type'),
+        *[
+          (f'--type={one}', f'--type={one}; slices of {one.split("-")[0]} have')
+          for one in ('v5p-7', 'v5p-24', 'v4-100', 'v6e-2', 'v3-9')
+        ],
+        ('--type=v5litepod-12345678', 'slices of v5litepod have 1, 4, 8, 16,'),
         ('--type=tpu7x-8', 'TPU7x is to be had in GKE alone'),
         (
           '--type=v6e-8 --runtime=v2-alpha-tpuv5',
@@ -145,6 +222,8 @@ def test_what_cannot_be_used_is_refused(tmp_path, command, words):
     ('--type=v4-8', 'tpu-ubuntu2204-base'),
     ('--type=v5p-8', 'v2-alpha-tpuv5'),
     ('--type=v6e-8', 'v2-alpha-tpuv6e'),
+    ('--type=v5p-8960', 'v2-alpha-tpuv5'),
+    ('--type=v5litepod-1', 'v2-alpha-tpuv5-lite'),
     ('--type=v6e-8 --runtime=v3-new', 'v3-new'),  # the cloud may know it
   ],
 )

@@ -157,6 +157,31 @@ def test_a_folder_of_ones_own_is_copied_once(submit, tmp_path):
     assert copy.read_text() == 'first'
 
 
+def test_a_config_is_read_from_the_copy_however_it_is_typed(submit, tmp_path):
+  """And the folder may be a link to one elsewhere, of another name."""
+  own = tmp_path / 'far' / 'real'
+  (own / 'deep').mkdir(parents=True)
+  for name in 'config.py', 'deep/config.py', '.env':
+    (own / name).write_text('')
+  (tmp_path / 'lab').symlink_to(own)
+  copy = tmp_path / 'slurm-7.code' / 'lab'
+  for typed, name in {
+    '--config=lab/config.py': '=config.py',
+    '--config lab/config.py': ' config.py',
+    '--config=./lab/config.py': '=config.py',
+    f'--config={tmp_path}/lab/deep/config.py': '=deep/config.py',
+    f'--config={own}/config.py': '=config.py',
+    '--config=far/../lab/deep/config.py': '=deep/config.py',
+    '--config=lab/gone/config.py': '=gone/config.py',
+  }.items():
+    _, told = submit('0', CODE='lab', ARGUMENTS=typed)
+    given = told[-1].partition('; ')[0]
+    assert given == f'grpo-jax train --config{name[0]}{copy}/{name[1:]}', typed
+  assert {x.name for x in copy.iterdir()} == {'config.py', 'deep'}
+  _, told = submit('0', CODE='lab', ARGUMENTS='--config=other/lab/config.py')
+  assert '--config=other/lab/config.py' in told[-1]
+
+
 def test_a_commit_of_a_folder_is_copied(submit, tmp_path):
   own = tmp_path / 'lab'
   own.mkdir()
@@ -180,6 +205,7 @@ def test_a_commit_of_a_folder_is_copied(submit, tmp_path):
     ({'NEEDS': 'HOME,NOT_SET_HERE'}, 'NEEDS has a name that is not set'),
     ({'CODE': 'nowhere'}, 'CODE=nowhere is no folder'),
     ({'CODE': '.', 'CODE_REVISION': 'v9'}, 'git'),
+    ({'CODE_REVISION': 'v9'}, 'v9 is a commit of the folder CODE; give both'),
   ],
 )
 def test_what_a_job_lacks_is_told_before_it_begins(submit, variables, words):

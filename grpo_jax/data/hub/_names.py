@@ -22,6 +22,7 @@ _NAME = re.compile(
 )
 # As the Hub checks them: https://huggingface.co/docs/huggingface_hub.
 _PART = re.compile(r'(?![-.])[\w.-]+(?<![-.])', re.ASCII)
+_HOSTS = 'huggingface.co', 'www.huggingface.co', 'hf.co'
 _MOST = 96  # characters of a repository
 _FILES = (
   '.arrayrecord', '.array_record', '.arrow', '.bin', '.gguf', '.json',
@@ -50,12 +51,19 @@ class Name:
     """What the Hub is asked for."""
     return self.commit or self.revision or 'main'
 
+  @property
+  def is_newest(self) -> bool:
+    """Whether it names no revision, so that the newest commit is meant."""
+    return not self.revision and not self.commit
+
   def pinned(self, commit: str) -> 'Name':
     """The same at a commit, with the revision that was typed."""
     return dataclasses.replace(self, commit=commit)
 
   def __str__(self) -> str:
-    found = self.repository
+    # Without hf:// a name that ends as files do would be one of a file.
+    looks_like_a_file = self.repository.lower().endswith(_FILES)
+    found = f'hf://{self.repository}' if looks_like_a_file else self.repository
     for part in filter(None, (self.revision, self.commit)):
       found += f'@{part}'
     return f'{found}:{self.file}' if self.file else found
@@ -72,8 +80,10 @@ def parse(text: str) -> Name | None:
   False
 
   Raises:
-    ValueError: It begins with hf: and is none.
+    ValueError: It begins with hf: and is none, or is the address of a page of
+      the Hub.
   """
+  _refuse_page(text)
   prefix = _PREFIX.match(text)
   if prefix is None and os.path.exists(os.path.expanduser(text)):
     return None
@@ -87,6 +97,30 @@ def parse(text: str) -> Name | None:
     return None
   revision, commit = found['revision'] or '', found['commit'] or ''
   return Name(found['repository'], revision, commit, found['file'] or '')
+
+
+def _refuse_page(text: str) -> None:
+  """Raises an error for what is copied from a browser; it says the name."""
+  scheme, slashes, place = text.partition('://')
+  if (slashes and scheme not in ('http', 'https')) or (
+    not slashes and os.path.exists(os.path.expanduser(text))
+  ):
+    return
+  host, *parts = re.split('[?#]', place if slashes else text)[0].split('/')
+  own = os.environ.get('HF_ENDPOINT', '').partition('://')[2].strip('/')
+  if host not in {*_HOSTS, own or _HOSTS[0]}:
+    return
+  parts = [part for part in parts if part]
+  if parts[:1] in (['datasets'], ['models']):
+    parts = parts[1:]
+  name = '/'.join(parts[:2]) if len(parts) > 1 else 'owner/name'
+  if len(parts) > 3 and parts[2] in ('tree', 'blob', 'resolve'):
+    name += f'@{parts[3]}' if parts[3] != 'main' else ''
+    name += f':{"/".join(parts[4:])}' if parts[-1].endswith('.gguf') else ''
+  raise ValueError(
+    f'{text!r} is the address of a page of the Hugging Face Hub; give the name '
+    f'there, {name!r}.'
+  )
 
 
 def short(text: str) -> str:

@@ -28,6 +28,7 @@ from grpo_jax.data.hub import _asking
 from grpo_jax.data.hub._names import is_commit
 
 _SHOWN_SECS = 10.0  # between two sentences of a download
+_MOST_NAMED = 8  # revisions in a message
 
 
 class File(NamedTuple):
@@ -45,12 +46,15 @@ class Repository(NamedTuple):
     name: 'owner/name'.
     commit: Of 40 digits.
     files: All of them, by their paths in it.
+    is_whole: Whether that is known: offline, what another program has
+      downloaded may be a part.
   """
 
   kind: str
   name: str
   commit: str
   files: Mapping[str, File]
+  is_whole: bool = True
 
   @property
   def folder(self) -> pathlib.Path:
@@ -71,12 +75,13 @@ def find(kind: str, name: str, revision: str) -> Repository:
     revision: A branch, a tag or a commit.
 
   Raises:
-    HubError: There is no such repository or revision, or it may not be read.
+    HubError: There is no such repository, or it may not be read.
+    NoRevision: It has no such revision.
     Unreachable: Nobody has answered, and it is not in the cache.
   """
-  kept = _kept(kind, name, revision)
-  if kept is not None and (is_commit(revision) or _asking.is_offline()):
-    return kept
+  seen = kept(kind, name, revision)
+  if seen is not None and (is_commit(revision) or _asking.is_offline()):
+    return seen
 
   def ask() -> Any:
     import huggingface_hub
@@ -86,12 +91,12 @@ def find(kind: str, name: str, revision: str) -> Repository:
     )
 
   try:
-    info = _asking.ask(ask, name)
+    info = _asking.ask(ask, name, kind)
   except _asking.Unreachable:
-    if kept is None:
+    if seen is None:
       raise
     _asking.tell(f'{name} is read from the cache: the Hub cannot be reached.')
-    return kept
+    return seen
   files = {
     one.rfilename: File(one.size or 0, one.lfs.sha256 if one.lfs else '')
     for one in info.siblings or ()
@@ -100,6 +105,41 @@ def find(kind: str, name: str, revision: str) -> Repository:
   found = Repository(kind, name, info.sha, files)
   _keep(found, revision)
   return found
+
+
+def find_named(kind: str, name: str, revision: str) -> Repository:
+  """As `find`; the error lists the revisions that there are."""
+  try:
+    return find(kind, name, revision)
+  except _asking.NoRevision as error:
+    no = f'no revision {revision!r}'
+    if is_commit(revision):
+      no = (
+        f'no commit {revision[:7]} (its history, or its conversion to Parquet, '
+        'may have been made anew)'
+      )
+    listed = ', '.join(_revisions(kind, name))
+    give = f'{listed}, or a commit' if listed else 'a branch or a commit'
+    raise _asking.NoRevision(
+      f'{name} on the Hub has {no}; give {give}, see '
+      f'{_asking.page(name, kind)}.'
+    ) from error
+
+
+def _revisions(kind: str, name: str) -> list[str]:
+  """Branches and tags of a repository; none if they cannot be learned."""
+
+  def ask() -> Any:
+    import huggingface_hub
+
+    return huggingface_hub.HfApi().list_repo_refs(name, repo_type=kind)
+
+  try:
+    found = _asking.ask(ask, name, kind)
+  except _asking.HubError:  # it is only a help
+    return []
+  several = [one.name for one in (*found.branches, *found.tags)]
+  return [*several[:_MOST_NAMED], *['...'][: len(several) > _MOST_NAMED]]
 
 
 def download(repository: Repository, paths: Iterable[str]) -> pathlib.Path:
@@ -159,7 +199,7 @@ def _fetch(repository: Repository, path: str) -> None:
       tqdm_class=_progress(f'{repository.name}: {path}'),
     )
 
-  _asking.ask(fetch, repository.name)
+  _asking.ask(fetch, repository.name, repository.kind)
 
 
 def _progress(name: str) -> Any:
@@ -207,15 +247,15 @@ def _is_right(repository: Repository, path: str) -> bool:
   if state.st_size != told.nbytes:
     return False
   key = f'{blob} {state.st_size} {state.st_mtime_ns} {told.sha256}'
-  note = _notes() / 'right' / hashlib.sha256(key.encode()).hexdigest()[:32]
-  if note.exists():
+  mark = _notes() / 'right' / hashlib.sha256(key.encode()).hexdigest()[:32]
+  if mark.exists():
     return True
   with blob.open('rb') as opened:
     if hashlib.file_digest(opened, 'sha256').hexdigest() != told.sha256:
       return False
   with contextlib.suppress(OSError):  # without it, the next start hashes
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.touch()
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
   return True
 
 
@@ -240,10 +280,11 @@ def _notes() -> pathlib.Path:
   return _files.cache_directory() / 'hub'
 
 
-def _note(kind: str, name: str, revision: str) -> pathlib.Path:
+def note(*words: str) -> pathlib.Path:
+  """A file of the cache of this package, for what these words say."""
   from huggingface_hub import constants
 
-  key = json.dumps([constants.ENDPOINT, kind, name, revision])
+  key = json.dumps([constants.ENDPOINT, *words])
   return _notes() / f'{hashlib.sha256(key.encode()).hexdigest()[:32]}.json'
 
 
@@ -251,16 +292,16 @@ def _keep(found: Repository, revision: str) -> None:
   """Keeps the list of files for a start that asks nobody."""
   data = json.dumps([found.commit, found.files]).encode()
   for at in {revision, found.commit}:
-    note = _note(found.kind, found.name, at)
+    file = note(found.kind, found.name, at)
     with contextlib.suppress(OSError):  # without it, the next start asks
-      note.parent.mkdir(parents=True, exist_ok=True)
-      whole_files.write(note, data)
+      file.parent.mkdir(parents=True, exist_ok=True)
+      whole_files.write(file, data)
 
 
-def _kept(kind: str, name: str, revision: str) -> Repository | None:
+def kept(kind: str, name: str, revision: str) -> Repository | None:
   """The repository at a revision, as far as it is known here."""
   try:
-    commit, files = json.loads(_note(kind, name, revision).read_text())
+    commit, files = json.loads(note(kind, name, revision).read_text())
     listed = {path: File(*file) for path, file in files.items()}
     return Repository(kind, name, commit, listed)
   except (OSError, ValueError, TypeError, AttributeError):
@@ -286,4 +327,4 @@ def _downloaded(kind: str, name: str, revision: str) -> Repository | None:
     path.relative_to(snapshot).as_posix(): File(os.path.getsize(path))
     for path in paths
   }
-  return Repository(kind, name, commit, files)
+  return Repository(kind, name, commit, files, is_whole=False)

@@ -6,37 +6,28 @@ The Hub converts public data sets to Parquet, on a branch of its own:
     CONFIG/partial-SPLIT/0000.parquet     the first 5 GB of it
 
 A part is never taken for the whole: then, and where there is no conversion, the
-repository's own files are read, as its README.md names them, or else as files
-are usually named.
+repository's own files are read; `_own_files` finds them.
 """
 
 from collections.abc import Iterable
-from collections.abc import Mapping
-import fnmatch
-import pathlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
 import re
-from typing import Any
 
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.data import _files
 from grpo_jax.data.hub import _asking
 from grpo_jax.data.hub import _names
+from grpo_jax.data.hub import _own_files
 from grpo_jax.data.hub import _repository
+from grpo_jax.data.hub import _vanished
+from grpo_jax.data.hub._own_files import DEFAULT
+from grpo_jax.data.hub._own_files import Tables
 
 _CONVERTED = 'refs/convert/parquet'
 _PARTIAL = 'partial-'
 _CONVERTED_FILE = re.compile(r'([^/]+)/([^/]+)/\d+\.parquet')
-_READ = ('.parquet', '.jsonl', '.json')  # in the order of what is preferred
-_SPLITS = {  # other words for a split in the names of files
-  'train': ('train', 'training'),
-  'validation': ('validation', 'valid', 'val', 'dev'),
-  'test': ('test', 'testing', 'eval', 'evaluation'),
-}
-_DEFAULT = 'default'
-_NOT_RECORDS = ('dataset_infos.json', 'dataset_info.json', 'state.json')
-
-Tables = Mapping[str, Mapping[str, list[str]]]  # files by config and split
 
 
 def files(text: str, config: str, split: str) -> list[str]:
@@ -61,11 +52,101 @@ def files(text: str, config: str, split: str) -> list[str]:
       f'{text!r} is no name of a data set on the Hugging Face Hub; give '
       'hf:owner/name.'
     )
-  repository, tables = _found(name, config, split)
-  ((_, table),) = tables.items()
-  paths = table[split]
+  if other := _vanished.instead(name, config, split):
+    name = name.pinned(other)
+  try:
+    return _downloaded(*_found(name, config, split))
+  except _asking.NoRevision as error:
+    if not name.commit:
+      raise
+    return _found_again(name, config, split, error)
+
+
+def expect(name: _names.Name, config: str, split: str, sha256: str) -> None:
+  """Notes the hash of the files of a split, in case its commit vanishes.
+
+  Args:
+    name: With a commit.
+    config: As in `files`.
+    split: As in `files`.
+    sha256: What `fingerprint` said of them.
+  """
+  _vanished.expect(name, config, split, sha256)
+
+
+def _downloaded(
+  repository: _repository.Repository, paths: Sequence[str]
+) -> list[str]:
   folder = _repository.download(repository, paths)
   return [str(folder / path) for path in paths]
+
+
+def _found_again(
+  name: _names.Name, config: str, split: str, gone: _asking.NoRevision
+) -> list[str]:
+  """The same files at another commit, which stands for the one that is gone.
+
+  Raises:
+    NoRevision: There are no such files.
+  """
+  is_known = False
+  for repository in _present(name):
+    try:
+      paths = _chosen(repository, _tables(repository)[0], config, split)
+    except _asking.HubError:
+      continue
+    same = _lists_same(
+      name, config, split, [repository.files[x] for x in paths]
+    )
+    if same is not False:
+      files = _downloaded(repository, paths)
+      same = same or _vanished.is_expected(name, config, split, files)
+    is_known |= same is not None
+    if same:
+      _vanished.keep(name, config, split, repository.commit)
+      _asking.tell(
+        f'{name.repository}: the commit {name.commit[:7]} has vanished from '
+        f'the Hub; {repository.commit[:7]} has the same files (SHA-256) of the '
+        f'split {split!r}, and is read in its place.'
+      )
+      return files
+  said = 'are others' if is_known else 'may be others (no hash is known here)'
+  raise _asking.NoRevision(
+    f'{name.repository} on the Hub has no commit {name.commit[:7]} any more, '
+    'as when its conversion to Parquet is made anew, and its present files of '
+    f'the split {split!r} {said}; go on where the files still are in the cache '
+    '(HF_HOME and ~/.cache/grpo_jax), or begin a new run, in another workdir, '
+    'with the present ones.'
+  ) from gone
+
+
+def _present(name: _names.Name) -> Iterator[_repository.Repository]:
+  """Where the files of a commit may be now that it is gone."""
+  if not name.revision and (converted := _converted(name)):
+    yield converted
+  with contextlib.suppress(_asking.NoRevision):
+    newest = name.pinned('').at
+    yield _repository.find('dataset', name.repository, newest)
+
+
+def _lists_same(
+  name: _names.Name, config: str, split: str, present: list[_repository.File]
+) -> bool | None:
+  """Whether the list of the commit that is gone has these; None if it is too.
+
+  Small files, which have no SHA-256 in lists, are not known so.
+  """
+  before = _repository.kept('dataset', name.repository, name.commit)
+  if before is None or not before.is_whole:
+    return None
+  try:
+    paths = _chosen(before, _tables(before)[0], config, split)
+  except _asking.HubError:  # as where its README.md is gone
+    return None
+  listed = [before.files[path] for path in paths]
+  if not all(one.sha256 for one in (*listed, *present)):
+    return None
+  return listed == present
 
 
 def sample(text: str) -> tuple[str, dict[str, str]]:
@@ -84,18 +165,18 @@ def sample(text: str) -> tuple[str, dict[str, str]]:
   """
   name = _names.parse(text)
   assert name is not None  # the caller has asked
-  repository = _converted(name) if name.at == 'main' else None
+  repository = _converted(name) if name.is_newest else None
   tables = _converted_tables(repository.files)[0] if repository else {}
   if repository is None or not tables:
-    repository = _repository.find('dataset', name.repository, name.at)
-    tables = _converted_tables(repository.files)[0] or _own_tables(repository)
+    repository = _repository.find_named('dataset', name.repository, name.at)
+    tables, _ = _tables(repository)
   if not tables:
-    raise _asking.HubError(_nothing(name))
-  config = _DEFAULT if _DEFAULT in tables else next(iter(tables))
+    raise _asking.HubError(_nothing(repository))
+  config = DEFAULT if DEFAULT in tables else next(iter(tables))
   split = 'train' if 'train' in tables[config] else next(iter(tables[config]))
-  path = tables[config][split][0]
+  path = _own_files.readable(repository, split, tables[config][split])[0]
   kwargs = {'split': split} if split != 'train' else {}
-  if len(tables) > 1 and config != _DEFAULT:
+  if len(tables) > 1 and config != DEFAULT:
     kwargs['config'] = config
   return str(_repository.download(repository, [path]) / path), kwargs
 
@@ -111,7 +192,7 @@ def commit(name: _names.Name, config: str, split: str) -> str:
 
 def _found(
   name: _names.Name, config: str, split: str
-) -> tuple[_repository.Repository, Tables]:
+) -> tuple[_repository.Repository, list[str]]:
   """The repository at the commit that has a split, and its files."""
   converted: Tables = {}
   partial: list[str] = []
@@ -120,19 +201,16 @@ def _found(
       f"'{name}' names a file of a data set on the Hub; leave it out, and name "
       "the config or the split, as in kwargs={'split': 'train'}."
     )
-  if not name.commit and not name.revision:
-    repository = _converted(name)
-    if repository is not None:
-      converted, partial = _converted_tables(repository.files)
-      if split in converted.get(_config_in(converted, config), {}):
-        return repository, _chosen(name, converted, config, split)
-  repository = _repository.find('dataset', name.repository, name.at)
-  tables, parts = _converted_tables(repository.files)
-  if not tables and not parts:
-    # Without any, what was converted says what there is.
-    tables = _own_tables(repository) or converted
+  if name.is_newest and (repository := _converted(name)):
+    converted, partial = _converted_tables(repository.files)
+    chosen = _config_in(converted, config)
+    if converted and not chosen or split in converted.get(chosen, {}):
+      return repository, _chosen(repository, converted, config, split)
+  repository = _repository.find_named('dataset', name.repository, name.at)
+  tables, parts = _tables(repository)
+  tables = tables or converted  # which says what there is
   try:
-    return repository, _chosen(name, tables, config, split)
+    return repository, _chosen(repository, tables, config, split)
   except _asking.HubError as error:
     if partial or parts:
       raise _asking.HubError(
@@ -144,52 +222,93 @@ def _found(
 
 
 def _converted(name: _names.Name) -> _repository.Repository | None:
-  """What the Hub has converted; None if it has not, as of private data."""
+  """What the Hub has converted; None if it has not, as of private data.
+
+  Raises:
+    HubError: That could not be learned.
+  """
   try:
     return _repository.find('dataset', name.repository, _CONVERTED)
+  except _asking.NoRevision:
+    return None
   except _asking.Unreachable:
-    return None  # the repository itself may be in the cache
-  except _asking.HubError:
-    return None  # said of the repository, if it is not there either
+    own = _repository.find('dataset', name.repository, 'main')  # in the cache
+    _asking.tell(
+      f'{own.name}: whether the Hub has converted it cannot be seen now; its '
+      'own files are read, from the cache.'
+    )
+    return None
+
+
+def _tables(
+  repository: _repository.Repository,
+) -> tuple[Tables, list[str]]:
+  """The files of a repository, and the splits that it has in part.
+
+  A commit does not say whether it is one of a conversion; its files do.
+  """
+  if not repository.is_whole:
+    raise _asking.Unreachable(
+      f'Some files of {repository.name} are in the cache ({repository.folder}),'
+      ' but whether they are all cannot be seen while HF_HUB_OFFLINE is set; '
+      'unset it, or give the files by their paths.'
+    )
+  if named := _own_files.by_readme(repository):
+    return named, []
+  paths = _own_files.data_files(repository.files)
+  if all(map(_CONVERTED_FILE.fullmatch, paths)):
+    return _converted_tables(paths)
+  tables = _own_files.by_names(repository)
+  return tables if _has_records(tables) else {}, []
+
+
+def _has_records(tables: Tables) -> bool:
+  return any(
+    path.endswith(_own_files.READ)
+    for splits in tables.values()
+    for paths in splits.values()
+    for path in paths
+  )
 
 
 def _config_in(tables: Tables, config: str) -> str:
-  return config or (next(iter(tables)) if len(tables) == 1 else '')
+  """The config that is meant; '' if it cannot be told."""
+  if config or len(tables) == 1:
+    return config or next(iter(tables))
+  return DEFAULT if DEFAULT in tables else ''
 
 
 def _chosen(
-  name: _names.Name, tables: Tables, config: str, split: str
-) -> Tables:
-  """The tables of the one config, which has the split.
+  repository: _repository.Repository, tables: Tables, config: str, split: str
+) -> list[str]:
+  """The files of a split.
 
   Raises:
-    HubError: It has not.
+    HubError: There is no such split, or it cannot be read as a whole.
   """
   if not tables:
-    raise _asking.HubError(_nothing(name))
+    raise _asking.HubError(_nothing(repository))
   chosen = _config_in(tables, config)
-  if not config and len(tables) > 1 and _DEFAULT in tables:
-    chosen = _DEFAULT
   if chosen not in tables:
     given = f'has no config {config!r}' if config else 'has several configs'
     near = importing.nearest(config, tables) if config else ''
     raise _asking.HubError(
-      f'{name.repository} on the Hub {given}; name one of '
+      f'{repository.name} on the Hub {given}; name one of '
       f'{", ".join(sorted(tables))} in its kwargs, as in '
       f"{{'config': {min(tables)!r}}}{near}."
     )
   if split not in tables[chosen]:
     raise _asking.HubError(
-      f'{name.repository} on the Hub has no split {split!r}; name one of '
+      f'{repository.name} on the Hub has no split {split!r}; name one of '
       f'{", ".join(sorted(tables[chosen]))} in its kwargs, as in '
       f"{{'split': {min(tables[chosen])!r}}}."
     )
-  return {chosen: tables[chosen]}
+  return _own_files.readable(repository, split, tables[chosen][split])
 
 
-def _nothing(name: _names.Name) -> str:
+def _nothing(repository: _repository.Repository) -> str:
   return (
-    f'{name.repository} on the Hub has no Parquet or JSONL files; write it to '
+    f'{repository.name} on the Hub has no Parquet or JSONL files; write it to '
     'one, and give that.'
   )
 
@@ -206,95 +325,3 @@ def _converted_tables(paths: Iterable[str]) -> tuple[Tables, list[str]]:
       else:
         tables.setdefault(config, {}).setdefault(split, []).append(path)
   return tables, sorted(partial)
-
-
-def _own_tables(repository: _repository.Repository) -> Tables:
-  """The files of a repository, as its README.md or their names say."""
-  paths = sorted(
-    path
-    for path in repository.files
-    if path.endswith(_READ) and path.rpartition('/')[2] not in _NOT_RECORDS
-  )
-  named = _named_tables(repository, paths)
-  if named:
-    return named
-  for end in _READ:  # the same records may be there in several formats
-    alike = [path for path in paths if path.endswith(end)]
-    if alike:
-      return _tables_by_name(alike)
-  return {}
-
-
-def _tables_by_name(paths: list[str]) -> Tables:
-  tables: dict[str, dict[str, list[str]]] = {}
-  for path in paths:
-    *folders, _ = path.split('/')
-    folders = [one for one in folders if one != 'data' and not _split_in(one)]
-    config = folders[0] if folders else _DEFAULT
-    split = _split_in(path) or 'train'
-    tables.setdefault(config, {}).setdefault(split, []).append(path)
-  return tables
-
-
-def _split_in(path: str) -> str:
-  """The split that a path has a word for; '' if it has none."""
-  words = re.split(r'[^a-z]+', path.lower())
-  for split, others in _SPLITS.items():
-    if set(others) & set(words):
-      return split
-  return ''
-
-
-def _named_tables(
-  repository: _repository.Repository, paths: list[str]
-) -> Tables:
-  """The files as the front matter of README.md names them; none if not."""
-  tables: dict[str, dict[str, list[str]]] = {}
-  configs = _front_matter(repository).get('configs')
-  for one in configs if isinstance(configs, list) else ():
-    if not isinstance(one, dict):
-      continue
-    config = str(one.get('config_name', _DEFAULT))
-    for split, patterns in _data_files(one.get('data_files')):
-      matched = [
-        path
-        for path in paths
-        if any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
-      ]
-      if matched and len({_files.format_of(path) for path in matched}) == 1:
-        tables.setdefault(config, {})[split] = matched
-  return tables
-
-
-def _data_files(named: Any) -> list[tuple[str, list[str]]]:
-  """Splits and patterns of a config; the Hub takes four ways to write them."""
-  if isinstance(named, dict):
-    named = [{'split': k, 'path': v} for k, v in named.items()]
-  entries = named if isinstance(named, list) else [named]
-  found = []
-  for entry in entries:
-    if isinstance(entry, str):
-      entry = {'split': _split_in(entry) or 'train', 'path': entry}
-    if isinstance(entry, dict) and 'path' in entry:
-      path = entry['path']
-      patterns = [*map(str, path)] if isinstance(path, list) else [str(path)]
-      found.append((str(entry.get('split', 'train')), patterns))
-  return found
-
-
-def _front_matter(repository: _repository.Repository) -> dict[str, Any]:
-  """What README.md says of itself; nothing if it cannot be read."""
-  import yaml
-
-  if 'README.md' not in repository.files:
-    return {}
-  folder = _repository.download(repository, ['README.md'])
-  text = pathlib.Path(folder / 'README.md').read_text(errors='replace')
-  parts = re.split(r'^---\s*$', text, maxsplit=2, flags=re.MULTILINE)
-  if len(parts) < 3 or parts[0].strip():
-    return {}
-  try:
-    values = yaml.safe_load(parts[1])
-  except (yaml.YAMLError, ValueError, RecursionError):
-    return {}
-  return values if isinstance(values, dict) else {}

@@ -322,6 +322,20 @@ def with_commit(source: Source, split: str) -> str:
   return str(name.pinned(hub.data_commit(name, config, part)))
 
 
+def expect(source: Source, split: str, sha256: str) -> None:
+  """Notes what the files of a source are, if it is a name of the Hub.
+
+  Args:
+    source: With its commit.
+    split: 'train' or 'heldout'.
+    sha256: What `data.fingerprint` said of its files.
+  """
+  name = hub.parse(source.name)
+  if name is not None and name.commit:
+    part, config = _part(source, split), source.kwargs.get('config', '')
+    hub.expect_data(name, config, part, sha256)
+
+
 def _reasoning_gym(
   name: str, source: Source, split: str, config: Config
 ) -> Any:

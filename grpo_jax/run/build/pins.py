@@ -7,6 +7,7 @@ once the files are here.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 import pathlib
 from typing import Literal
@@ -60,11 +61,16 @@ def pinned(
     found.append(known.get(_key(one)) or _looked_up(one))
     return found[-1]
 
+  hashes: dict[str, str] = {}
   with peers.together():  # a name that does not exist is an error of all
     if peers.is_first:
       mapped(config, with_commit)
-  told = iter(peers.from_first(found))
-  return mapped(config, lambda one: next(told))
+      hashes = records.hashes(directory)
+  found, hashes = peers.from_first((found, hashes))
+  told = iter(found)
+  config = mapped(config, lambda one: next(told))
+  _expect(config, hashes)
+  return config
 
 
 def _check_alike(named: list[list[str]]) -> None:
@@ -184,6 +190,16 @@ def _known(directory: pathlib.Path) -> dict[tuple[str, ...], str]:
 
   mapped(records.saved_config(directory), keep)
   return known
+
+
+def _expect(config: Config, hashes: Mapping[str, str]) -> None:
+  """Notes what the run has read, for the day when a commit has vanished."""
+  for split in 'train', 'heldout':
+    sources = build_data.sources_in(getattr(config.data, split))
+    for place, source in enumerate(sources):
+      name = f'data.{split}[{place}]={source.name!r}'
+      if name in hashes:
+        build_data.expect(source, split, hashes[name])
 
 
 def _key(one: Named) -> tuple[str, ...]:

@@ -61,6 +61,23 @@ def saved_config(directory: str | pathlib.Path) -> Config:
   return config
 
 
+def hashes(directory: str | pathlib.Path) -> dict[str, str]:
+  """The SHA-256 of the files of each source, as the last start read them.
+
+  By names such as "data.train[0]='a.jsonl'"; none where nothing was recorded.
+  """
+  try:
+    starts = read(_place(directory) / 'versions.json', list) or []
+  except (ValueError, OSError):  # no run depends on the file
+    return {}
+  told = [x['data'] for x in starts if isinstance(x, dict) and x.get('data')]
+  return {
+    name: one['sha256']
+    for name, one in (told[-1] if told else {}).items()
+    if isinstance(one, dict) and 'sha256' in one
+  }
+
+
 def get_config(directory: str | pathlib.Path) -> 'ConfigDict':
   """What `saved_config` returns, to be overridden like any other."""
   found = config_lib.default()

@@ -6,11 +6,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import traceback
 import types
 
 from huggingface_hub import constants
 import pytest
 
+from grpo_jax.config import gguf_files
 from grpo_jax.data import hub as hub_lib
 from grpo_jax.data.hub import _asking
 from tests.data.hub import stand_in
@@ -144,6 +146,40 @@ def test_what_another_program_has_downloaded_is_read_offline(
   assert hub_lib.local_model(NAME) == folder
 
 
+def test_a_part_of_what_another_program_has_downloaded_says_so(
+  hub, tiny, monkeypatch, tmp_path
+):
+  folder = pathlib.Path(hub_lib.local_model(NAME))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
+  stand_in.go_offline(monkeypatch)
+  name = f'{NAME}@{tiny.branches["main"]}'
+  load = lambda: hub_lib.local_model(name)
+  for lost in 'model-1.safetensors', INDEX, 'config.json':
+    (folder / lost).unlink()
+    stand_in._repository.find.cache_clear()
+    text = refused(load, 'Only a part of lab/tiny is in the cache', 'unset it')
+    assert f'in {folder}' in text and f'({lost}' not in text
+
+
+def test_one_part_of_a_gguf_file_is_no_model(hub, tmp_path):
+  parts = {f'q-0000{n}-of-00002.gguf': b'GGUF' for n in (1, 2)}
+  hub.models[NAME].commit(parts)
+  (part, _) = parts
+  name = hub_lib.Name(NAME, file=part)
+  for read in (
+    lambda: hub_lib.local_model(str(name)),
+    lambda: hub_lib.model_commit(name),
+    lambda: gguf_files.find(tmp_path / part),
+  ):
+    (tmp_path / part).write_bytes(b'GGUF')
+    refused(read, 'one of several files', 'in one file', kind=ValueError)
+  assert 'q-' not in refused(
+    lambda: hub_lib.local_model(NAME), 'no config.json'
+  )
+  hub.models[NAME].commit({**parts, 'whole.gguf': b'GGUF'})
+  refused(lambda: hub_lib.local_model(NAME), f"'{NAME}:whole.gguf'.")
+
+
 def refused(call, *words, kind: type[Exception] = hub_lib.HubError):
   with pytest.raises(kind) as caught:
     call()
@@ -162,7 +198,9 @@ def test_what_is_not_there(hub, tiny, monkeypatch):
   load = lambda text: lambda: hub_lib.local_model(text)
   refused(load('lab/tine'), 'no lab/tine here', 'correct the name', 'HF_TOKEN')
   refused(load('lab/private'), 'read without HF_TOKEN', 'may read it')
-  refused(load(f'{NAME}@v9'), 'no such revision', f'{hub.endpoint}/{NAME}')
+  refused(load(f'{NAME}@v9'), "no revision 'v9'; give main, or a commit")
+  refused(load(f'{NAME}@{40 * "9"}'), 'no commit 9999999', f'{hub.endpoint}/')
+  refused(load(f'{NAME}@{40 * "9"}'), 'no commit 9999999', f'{hub.endpoint}/')
   refused(load('lab/gated'), 'gated', 'accept its terms at', 'HF_TOKEN')
   monkeypatch.setenv('HF_TOKEN', 'hf_of_somebody')
   text = refused(load('lab/gated'), 'gated', 'cannot be read with the token of')
@@ -170,6 +208,63 @@ def test_what_is_not_there(hub, tiny, monkeypatch):
   monkeypatch.setenv('HF_TOKEN', stand_in.TOKEN)
   for name in ('lab/private', 'lab/gated'):
     assert files_in(hub_lib.local_model(name)) == NEEDED
+
+
+def test_no_secret_is_said(hub, tiny, monkeypatch, waits, capsys):
+  """Neither by an error, nor by its traceback, nor on the way to it."""
+  said = []
+
+  def refused(*words):
+    with pytest.raises(ValueError) as caught:
+      hub_lib.local_model(NAME)
+    said.append(''.join(traceback.format_exception(caught.value)))
+    assert all(word in str(caught.value) for word in words), caught.value
+
+  for damage in '\x0b', '\x01', ' ', '\u2026':
+    monkeypatch.setenv('HF_TOKEN', f'hf_s3cret{damage}s3cret')
+    refused('The token of HF_TOKEN has', 'copy it again')
+  assert not waits
+  monkeypatch.delenv('HF_TOKEN')
+  secret = hub.endpoint.replace('http://', 'http://alice:s3cret@')
+  monkeypatch.setattr(constants, 'ENDPOINT', secret)
+  tiny.gated = True
+  refused('is gated', f'terms at {hub.endpoint}/{NAME} and')
+  del hub.models[NAME]
+  refused('correct the name')
+  hub.faults.api = [503] * _asking.TRIES
+  refused('answered 503')
+  nobody = 'http://alice:s3cret@127.0.0.1:1'
+  monkeypatch.setattr(constants, 'ENDPOINT', nobody)
+  refused('is not here', 'whether http://127.0.0.1:1 can be reached')
+  said += [capsys.readouterr().err]
+  assert len(said) == 9 and 's3cret' not in ''.join(said)
+
+
+def test_an_expired_link_is_no_matter_of_tokens(hub, tiny, waits):
+  hub.faults.links = [403] * 9
+  load = lambda: hub_lib.local_model(NAME)
+  text = refused(load, 'localhost, which sends its files', '403', 'the clock')
+  assert 'HF_TOKEN' not in text and waits
+  hub.faults.links = [403]  # a new try has a new link
+  assert files_in(load()) == NEEDED
+
+
+@pytest.mark.parametrize('page', [b'<html>log in</html>', b'{}', b'[]'])
+def test_what_answers_may_not_be_the_hub(hub, tiny, page):
+  hub.faults.page = page
+  load = lambda: hub_lib.local_model(NAME)
+  refused(load, 'is not the Hub', 'asks you to log in', 'HF_ENDPOINT')
+
+
+def test_the_page_of_a_data_set_is_named(hub):
+  one = hub.datasets[NAME]
+  one.commit({'train.jsonl': b'{}'})
+  one.commit({'train.jsonl': b'{}'}, 'v2')
+  load = lambda text: lambda: hub_lib.data_files(text, '', 'train')
+  page = f'{hub.endpoint}/datasets/{NAME}'
+  refused(load(f'{NAME}@v9'), "no revision 'v9'; give main, v2, or", page)
+  one.gated = True
+  refused(load(NAME), f'accept its terms at {page}')
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import pytest
 
+from grpo_jax import config
+from grpo_jax import data
 from grpo_jax.data import hub
+from grpo_jax.run.build import data as build_data
 
 COMMIT = 40 * 'a'
 
@@ -23,12 +26,14 @@ COMMIT = 40 * 'a'
     ('a/b:q4/c.gguf', 'a/b', '', '', 'q4/c.gguf'),
     (f'a/b@{COMMIT}:c.gguf', 'a/b', '', COMMIT, 'c.gguf'),
     ('hf://a/b.json', 'a/b.json', '', '', ''),
+    ('hf:a/b.JSONL@v1', 'a/b.JSONL', 'v1', '', ''),
+    (f'hf:a/b.parquet@{COMMIT}', 'a/b.parquet', '', COMMIT, ''),
   ],
 )
 def test_names(text, repository, revision, commit, file):
   found = hub.parse(text)
   assert found == hub.Name(repository, revision, commit, file)
-  assert hub.parse(str(found)) in (found, None)  # None: looks like a file
+  assert hub.parse(str(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,34 @@ def test_a_path_that_exists_wins(tmp_path, monkeypatch):
 def test_what_says_that_it_is_one_must_be_one(text):
   with pytest.raises(ValueError, match='give hf://owner/name'):
     hub.parse(text)
+
+
+@pytest.mark.parametrize(
+  'text, name',
+  [
+    ('https://huggingface.co/Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B'),
+    ('http://hf.co/Qwen/Qwen3-0.6B/', 'Qwen/Qwen3-0.6B'),
+    ('huggingface.co/Qwen/Qwen3-0.6B', 'Qwen/Qwen3-0.6B'),
+    ('https://huggingface.co/datasets/openai/gsm8k/viewer/main?row=3',)
+    + ('openai/gsm8k',),
+    ('https://huggingface.co/a/b/tree/v1', 'a/b@v1'),
+    ('https://huggingface.co/a/b/blob/main/q4/c.gguf', 'a/b:q4/c.gguf'),
+    ('https://mirror.org/a/b#files', 'a/b'),
+    ('https://huggingface.co', 'owner/name'),
+  ],
+)
+def test_the_address_of_a_page_is_refused_by_its_name(text, name, monkeypatch):
+  monkeypatch.setenv('HF_ENDPOINT', 'https://mirror.org')
+  for read in (hub.parse, data.local_model):
+    with pytest.raises(ValueError, match=f"give the name there, '{name}'"):
+      read(text)
+  with pytest.raises(ValueError, match='give the name there'):
+    build_data.open_source(config.Config(), text, 'train')
+
+
+def test_an_address_of_another_kind_is_no_bucket():
+  with pytest.raises(ValueError, match='give owner/name of .*, gs://bucket/f'):
+    data.local_model('https://example.org/a/b')
 
 
 def test_a_commit_is_added_and_shown_short():

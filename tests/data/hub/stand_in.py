@@ -58,6 +58,8 @@ class Faults:
 
   api: list[int] = dataclasses.field(default_factory=list)  # next answers
   files: list[int] = dataclasses.field(default_factory=list)
+  links: list[int] = dataclasses.field(default_factory=list)  # of the CDN
+  page: bytes | None = None  # what the API answers, whatever it is asked
   cut: dict[str, int] = dataclasses.field(default_factory=dict)  # after bytes
   wrong: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
@@ -158,6 +160,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     parts = [urllib.parse.unquote(one) for one in path.strip('/').split('/')]
     self.hub.asked.append(f'{self.command} {urllib.parse.unquote(path)}')
     if parts[0] == 'cdn':
+      if self.hub.faults.links:
+        return self._fault(self.hub.faults.links)
       return self._bytes(parts[1], self.hub.stored[parts[1]], parts[2])
     if parts[:2] == ['api', 'whoami-v2']:
       return self._json(
@@ -172,6 +176,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         200 if self._is_signed() else 401,
       )
     if parts[0] == 'api':
+      if self.hub.faults.page is not None:
+        return self._say(200, self.hub.faults.page)
       if self.hub.faults.api:
         return self._fault(self.hub.faults.api)
       if parts[1] not in ('models', 'datasets'):
@@ -259,6 +265,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     one = self._repository(kind, name)
     if one is None:
       return
+    if rest[:1] == ['refs']:
+      refs = [
+        {'name': x, 'ref': f'refs/heads/{x}', 'targetCommit': sha}
+        for x, sha in one.branches.items()
+        if x != CONVERTED
+      ]
+      return self._json({'branches': refs, 'converts': [], 'tags': []})
     at = '/'.join(rest[1:2]) if rest[:1] in (['revision'], ['tree']) else 'main'
     sha = one.branches.get(at, at)
     if sha not in one.commits:
