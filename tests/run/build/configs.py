@@ -46,7 +46,7 @@ def second_reward(prompt, completion, example, plus=0.0):
   most='max_tokens',
 )
 def own_method(**kwargs):
-  """A user's method; what it was called with stands beside its metrics."""
+  """A user's method; what it was called with stands in `TOLD`."""
   own = losses.on_advantage(
     lambda advantage, batch: advantage * batch.extras['mine'],
     requires=('mine',),
@@ -234,7 +234,7 @@ PAIRS = {
   'warm_up.micro_rows': (26, 27),
   'warm_up.lr': (0.013, 0.014),
   'warm_up.demonstrations': (FILE('shown.jsonl'), 'arithmetic'),
-  'warm_up.carry_free_share': (0.61, 0.62),
+  'warm_up.carry_free_share': (0.61, 0.98),
   'evaluation.every_steps': (3, 0),
   'evaluation.examples': (25, 28),
   'evaluation.right_reward': (0.71, 0.72),
@@ -303,7 +303,7 @@ THIRD = {
   'learner.nonfinite_rollouts': 3,
   'learner.expert_balance': 0.41,
   'warm_up.micro_rows': 24,
-  'warm_up.carry_free_share': 0.63,
+  'warm_up.carry_free_share': 0.03,
   'export.every_saves': 1,
   'export.adapter': False,
   'export.push_to': 'me/other',
