@@ -1,0 +1,331 @@
+"""Plays episodes in rounds: all calls that wait are one batch of the engine.
+
+A round begins when every episode has asked or is over. Devices are used by this
+thread alone; environments run where their player lets them run.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import engines
+from grpo_jax.data import Tokenizer
+from grpo_jax.environments import formats
+from grpo_jax.environments import sessions
+from grpo_jax.environments.base import Reply
+from grpo_jax.episodes import transcript as transcript_lib
+from grpo_jax.episodes.transcript import Path
+from grpo_jax.episodes.transcript import Transcript
+from grpo_jax.episodes.types import Episode
+from grpo_jax.mesh import random_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What ends an episode; each in tokens but the first.
+
+  Attributes:
+    turns: Of an episode.
+    turn_tokens: Of a turn; one that reaches it is the last.
+    episode_tokens: Of all turns together.
+    context_tokens: That a turn may read and write.
+  """
+
+  turns: int
+  turn_tokens: int
+  episode_tokens: int
+  context_tokens: int
+
+
+class Played(NamedTuple):
+  """An episode that is over.
+
+  Attributes:
+    episode: Its tokens, behind the prompt of its group.
+    reward: Its own, with those of its turns; None if it failed or has none.
+    failure: Why it failed; '' if it did not.
+    last_text: What the policy has said last.
+    counts: `tool_calls`, `tool_errors`, `parse_errors`, `secs`.
+  """
+
+  episode: Episode
+  reward: float | None
+  failure: str
+  last_text: str
+  counts: Mapping[str, float]
+
+
+@dataclasses.dataclass
+class _Live:
+  """An episode that is being played."""
+
+  transcript: Transcript
+  contexts: dict[int, Path] = dataclasses.field(default_factory=lambda: {0: ()})
+  tools: Sequence[Any] | None = None  # of its first turn
+  rewards: dict[int, float] = dataclasses.field(default_factory=dict)
+  reward: float | None = None
+  failure: str = ''
+  ended: str = ''  # the limit that has ended it
+  last_text: str = ''
+  is_over: bool = False
+  counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class _Call(NamedTuple):
+  """A turn that is to be drawn."""
+
+  number: int  # of the episode
+  context: int
+  ids: np.ndarray
+  limit: int
+
+
+def play(
+  records: Sequence[Mapping[str, Any]],
+  index: Sequence[int],
+  engine: engines.Engine,
+  tokenizer: Tokenizer,
+  player: sessions.Player,
+  call_format: str,
+  sampling: engines.Sampling,
+  limits: Limits,
+  group: int,
+  seed: int,
+  rollout: int,
+  purpose: str = 'sample',
+  check: Callable[[], None] = lambda: None,
+) -> tuple[list[list[int]], list[list[Played]]]:
+  """Plays G episodes of each of P records.
+
+  Args:
+    records: What environments begin with.
+    index: For each record its global counter; see `engines.requests`.
+    engine: With parameters; nothing else is submitted to it.
+    tokenizer: Turns messages into ids.
+    player: Runs the environments.
+    call_format: How the model writes calls of tools.
+    sampling: How tokens are drawn.
+    limits: What ends an episode.
+    group: Episodes of a record, `G`.
+    seed: Of the run.
+    rollout: Its number.
+    purpose: See `engines.requests`.
+    check: Called between two turns of the engine; what it raises ends it all.
+
+  Returns:
+    The ids of the prompt of each record's group; and [P][G] episodes.
+  """
+  keys = random_keys.folded(seed, purpose, rollout, index, range(group))
+  starts = random_keys.folded(seed, 'environment', rollout, index, [0])
+  live = [_Live(Transcript(key)) for row in keys for key in row]
+  for number in range(len(live)):
+    p = number // group
+    start = int(starts[p, 0, 0])  # all of a group start alike
+    player.begin(sessions.Begin(number, records[p], start, ''))
+  rounds = _Rounds(live, tokenizer, player, call_format, sampling, limits)
+  width = len(live)
+  while calls := rounds.asked():
+    for call, one in zip(
+      calls,
+      _drawn(engine, calls, live, sampling, group, width, check),
+      strict=True,
+    ):
+      rounds.answer(call, one)
+  return _grouped(live, group, sampling)
+
+
+class _Rounds:
+  """Between two rounds: what environments ask, and what they are answered."""
+
+  def __init__(
+    self,
+    live: list[_Live],
+    tokenizer: Tokenizer,
+    player: sessions.Player,
+    call_format: str,
+    sampling: engines.Sampling,
+    limits: Limits,
+  ):
+    self._live, self._tokenizer, self._player = live, tokenizer, player
+    self._format, self._sampling, self._limits = call_format, sampling, limits
+
+  def asked(self) -> list[_Call]:
+    """The turns that wait, by episode; none once all episodes are over."""
+    calls: list[_Call] = []
+    while not calls and not all(one.is_over for one in self._live):
+      for event in self._player.wait():
+        call = self._take(event)
+        if call is not None:
+          calls.append(call)
+    return sorted(calls, key=lambda x: (x.number, self._path(x)))
+
+  def _path(self, call: _Call) -> Path:
+    return self._live[call.number].contexts[call.context]
+
+  def _take(self, event: Any) -> _Call | None:
+    """Notes what has happened; a turn, if one is asked for and allowed."""
+    one = self._live[event.episode]
+    match event:
+      case sessions.Say():
+        return self._said(one, event)
+      case sessions.Forked():
+        path = one.transcript.fork(one.contexts[event.of])
+        one.contexts[event.context] = path
+      case sessions.Rewarded():
+        before = one.rewards.get(event.turn, 0.0)
+        one.rewards[event.turn] = before + event.value
+      case sessions.Done():
+        one.is_over, one.reward = True, event.reward
+        names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs'
+        one.counts = {name: getattr(event, name) for name in names}
+      case sessions.Failed():
+        one.is_over, one.failure = True, event.reason
+    return None
+
+  def _said(self, one: _Live, event: sessions.Say) -> _Call | None:
+    """Adds messages to a context; the turn behind them, unless a limit is met."""
+    path, transcript = one.contexts[event.context], one.transcript
+    last = transcript.last(path)
+    if one.tools is None:
+      one.tools = event.tools or ()
+    if last is None:
+      ids = self._tokenizer.begin_chat(event.messages, one.tools)
+    else:
+      cut = last.sampled.finish == engines.TRUNCATED
+      ids = self._tokenizer.continue_chat(event.messages, one.tools, cut)
+    limits, drawn = self._limits, transcript.drawn()
+    length = len(transcript.ids(path)) + len(ids)
+    room = {
+      'turns': limits.turns - transcript.turns,
+      'tokens': limits.episode_tokens - drawn,
+      'context': limits.context_tokens - length,
+    }
+    for reason, left in room.items():
+      if left <= 0 or one.ended:
+        one.ended = one.ended or reason
+        self._player.cancel(event.episode, one.ended)
+        return None
+    transcript.read(path, ids)
+    most = min(limits.turn_tokens, room['tokens'], room['context'])
+    limit = min(most, event.max_tokens or most)
+    return _Call(event.episode, event.context, transcript.ids(path), limit)
+
+  def answer(self, call: _Call, sampled: engines.Sampled) -> None:
+    """Adds a turn to its context, and tells the environment what was said."""
+    one = self._live[call.number]
+    turn = one.transcript.add(one.contexts[call.context], sampled)
+    cut = sampled.finish == engines.TRUNCATED
+    ids = sampled.ids
+    if not cut and len(ids) and ids[-1] in self._sampling.eos_ids:
+      ids = ids[:-1]
+    pieces = [formats.Piece(*x) for x in self._tokenizer.turn_pieces(ids)]
+    parsed = formats.parse(self._format, pieces, False, cut)
+    one.last_text = parsed.text
+    if cut:
+      one.ended = 'length'
+      self._player.cancel(call.number, one.ended)
+      return
+    names = {engines.ENDED: 'end', engines.STOPPED: 'stop'}
+    self._player.answer(
+      call.number,
+      call.context,
+      Reply(
+        parsed.text,
+        parsed.reasoning,
+        parsed.calls,
+        parsed.problems,
+        names[sampled.finish],
+        turn,
+        len(sampled.ids),
+      ),
+    )
+
+
+def _drawn(
+  engine: engines.Engine,
+  calls: Sequence[_Call],
+  live: Sequence[_Live],
+  sampling: engines.Sampling,
+  group: int,
+  width: int,
+  check: Callable[[], None],
+) -> list[engines.Sampled]:
+  """What the engine draws for calls, in their order.
+
+  The first calls of a group read the same, and are one request. All others are
+  requests of their own, as many in each round, so that programs are few.
+  """
+  asked, places = [], []
+  numbers = [call.number for call in calls]
+  for first in range(0, len(live), group):
+    some = [n for n, x in enumerate(calls) if x.number // group == first // group]
+    whole = [numbers[n] for n in some] == [*range(first, first + group)]
+    fresh = all(not live[numbers[n]].transcript.turns for n in some)
+    same = len({calls[n].ids.tobytes() for n in some}) == 1
+    limits = {calls[n].limit for n in some}
+    parts = [some] if whole and fresh and same and len(limits) == 1 else None
+    for part in parts or [[n] for n in some]:
+      asked.append(_request([calls[n] for n in part], live, sampling))
+      places.append(part)
+  if any(len(one.keys) == 1 for one in asked):
+    blank = asked[0]._replace(keys=asked[0].keys[:1], limit=1)
+    asked += [blank] * (width - len(asked))
+  found: list[Any] = [None] * len(calls)
+  sampled = engines.generate(engine, asked, check=check)
+  for part, drawn in zip(places, sampled):
+    for n, one in zip(part, drawn, strict=True):
+      found[n] = one
+  return found
+
+
+def _request(
+  calls: Sequence[_Call], live: Sequence[_Live], sampling: engines.Sampling
+) -> engines.Request:
+  """One request for calls that read the same."""
+  keys = [
+    live[call.number].transcript.contexts[
+      live[call.number].contexts[call.context]
+    ].key
+    for call in calls
+  ]
+  first = calls[0]
+  name = f'a turn of episode {first.number}'
+  return engines.Request(first.ids, np.stack(keys), first.limit, sampling, name)
+
+
+def _grouped(
+  live: Sequence[_Live], group: int, sampling: engines.Sampling
+) -> tuple[list[list[int]], list[list[Played]]]:
+  """The prompt of each group, and its episodes behind it."""
+  prompts, played = [], []
+  for first in range(0, len(live), group):
+    some = live[first : first + group]
+    begun = [one.transcript for one in some if one.transcript.turns]
+    prompt = transcript_lib.common_ids(begun) if begun else []
+    prompts.append(prompt or [sampling.eos_ids[0]])
+    played.append([_played(one, len(prompt)) for one in some])
+  return prompts, played
+
+
+def _played(one: _Live, prompt: int) -> Played:
+  """An episode that is over, behind the prompt of its group."""
+  finish = engines.TRUNCATED if one.ended else engines.ENDED
+  skipped = prompt if one.transcript.turns else 0
+  found = transcript_lib.episode(one.transcript, skipped, finish)
+  by_turn = one.transcript.turn_places()
+  rewards = np.zeros(len(by_turn), np.float32)
+  for number, value in one.rewards.items():
+    rewards[by_turn[number]] = value
+  own = [x for x in (one.reward, *one.rewards.values()) if x is not None]
+  return Played(
+    found._replace(reward=rewards if one.rewards else None, ended=one.ended),
+    float(sum(own)) if own and not one.failure else None,
+    one.failure,
+    one.last_text,
+    one.counts,
+  )
