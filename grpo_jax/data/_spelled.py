@@ -1,0 +1,200 @@
+"""Contents of messages that spell special tokens, encoded as plain text.
+
+A chat template writes whose turn it is by special tokens such as '<|im_end|>'.
+Encoded in one piece with the template's own, the same words in a user's message
+or a tool's result would become that token too: a page of the web could end the
+turn and begin one of the system. So such words are set aside before the
+template is rendered. In its text, all special tokens are then the template's
+own. They get names that nobody can know, the words come back, and a tokenizer
+that knows the tokens by these names alone encodes the whole.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import json
+import re
+import secrets
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.data._chat import Message
+from grpo_jax.data._chat import is_by_assistant
+from grpo_jax.data._chat import leaves
+
+if TYPE_CHECKING:
+  import tokenizers
+
+  from grpo_jax.data._tokenizer import Tokenizer
+
+# Who writes these is the one who trains: they may spell what they like.
+_TRUSTED = 'system', 'developer'
+
+
+class SetAside(NamedTuple):
+  """Messages without what they spell of special tokens.
+
+  Attributes:
+    messages: With a name in the place of each special token that was spelled.
+    spelled: What each of these names stands for.
+    found: Whether a special token was spelled at all. (It may be so without a
+      name, where it is one only after the tokenizer's normalization.)
+  """
+
+  messages: list[Message]
+  spelled: Mapping[str, str]
+  found: bool
+
+
+def set_aside(tokenizer: 'Tokenizer', messages: Sequence[Message]) -> SetAside:
+  """Takes special tokens out of what users and tools have written.
+
+  Args:
+    tokenizer: The one that will encode the chat.
+    messages: They stay as they are.
+  """
+  special = _special(tokenizer)
+  theirs = [
+    not is_by_assistant(one) and one.get('role') not in _TRUSTED
+    for one in messages
+  ]
+  texts = [
+    leaf
+    for message, untrusted in zip(messages, theirs, strict=True)
+    for leaf in leaves({**message, 'tools': None} if untrusted else ())
+    if isinstance(leaf, str)
+  ]
+  if not any(_spells(tokenizer, special, text) for text in texts):
+    return SetAside([*messages], {}, False)
+  renamed = _renamed(tokenizer.backend, special)
+  spelled: dict[str, str] = {}
+
+  def name(match: re.Match[str]) -> str:
+    spelled[found := f'{renamed.secret}n{len(spelled)}n'] = match[0]
+    return found
+
+  replaced = [
+    {
+      field: value
+      if field in ('role', 'tools') or not untrusted
+      else _replaced(value, lambda text: renamed.pattern.sub(name, text))
+      for field, value in message.items()
+    }
+    for message, untrusted in zip(messages, theirs, strict=True)
+  ]
+  return SetAside(replaced, spelled, True)
+
+
+def encode(tokenizer: 'Tokenizer', text: str, aside: SetAside) -> list[int]:
+  """Token ids of a rendered chat, in which names stand for what was set aside.
+
+  Without special tokens in the messages they are those of `Tokenizer.encode`.
+  """
+  if not aside.found:
+    return tokenizer.encode(text)
+  renamed = _renamed(tokenizer.backend, _special(tokenizer))
+  text = renamed.pattern.sub(lambda match: renamed.names[match[0]], text)
+  text = re.sub(
+    rf'{renamed.secret}n\d+n', lambda match: aside.spelled[match[0]], text
+  )
+  ids = renamed.backend.encode(text, add_special_tokens=False).ids
+  return [renamed.ids.get(token_id, token_id) for token_id in ids]
+
+
+def _spells(
+  tokenizer: 'Tokenizer', special: Sequence[tuple[str, int]], text: str
+) -> bool:
+  """Whether encoding a text gives one of the special tokens."""
+  if not special:
+    return False
+  # Encoding is surer than a search: tokens may match after normalization.
+  return not {token_id for _, token_id in special}.isdisjoint(
+    tokenizer.encode(text)
+  )
+
+
+def _special(tokenizer: 'Tokenizer') -> tuple[tuple[str, int], ...]:
+  """The tokens that no user may write, as (text, id).
+
+  A token that a file does not mark as special, such as '<think>' in many, is a
+  word like others: prompts ask for it by its name.
+  """
+  ends = {*tokenizer.eos_ids, tokenizer.pad_id}
+  return tuple(
+    (token.content, token_id)
+    for token_id, token in sorted(
+      tokenizer.backend.get_added_tokens_decoder().items()
+    )
+    if (token.special or token_id in ends) and not token.single_word
+  )
+
+
+class _Renamed(NamedTuple):
+  """A tokenizer whose special tokens have other names.
+
+  Attributes:
+    backend: That tokenizer.
+    names: The name of each special token, by its text.
+    ids: The id of each added token, by the one that it has in `backend`.
+    pattern: Finds the texts of the special tokens, the longest first.
+    secret: Stands in all names, and nowhere else.
+  """
+
+  backend: 'tokenizers.Tokenizer'
+  names: Mapping[str, str]
+  ids: Mapping[int, int]
+  pattern: re.Pattern[str]
+  secret: str
+
+
+@functools.lru_cache(maxsize=2)  # each holds a whole vocabulary
+def _renamed(
+  backend: 'tokenizers.Tokenizer', special: tuple[tuple[str, int], ...]
+) -> _Renamed:
+  import tokenizers
+
+  # It is in no id that comes out, so that runs are equal all the same.
+  secret = f'q{secrets.token_hex(8)}q'
+  names = {text: f'{secret}t{token_id}t' for text, token_id in special}
+  values = json.loads(backend.to_str())
+  added = {one['content']: one['id'] for one in values['added_tokens']}
+  for one in values['added_tokens']:
+    one['content'] = names.get(one['content'], one['content'])
+  values['post_processor'] = None  # it has tokens by name, and is not used
+  model = values['model']
+  # The vocabulary may hold them too; then they must keep their ids, and no
+  # merge may lead to them.
+  if isinstance(model['vocab'], dict):
+    model['vocab'] = {names.get(t, t): i for t, i in model['vocab'].items()}
+  else:  # of a unigram model: pairs of a piece and its score
+    model['vocab'] = [[names.get(t, t), s] for t, s in model['vocab']]
+  if 'merges' in model:
+    model['merges'] = [
+      pair
+      for pair in model['merges']
+      if names.keys().isdisjoint((*pair, ''.join(pair)))
+    ]
+  if unknown := model.get('unk_token'):
+    model['unk_token'] = names.get(unknown, unknown)
+  made = tokenizers.Tokenizer.from_str(json.dumps(values))
+  made.no_truncation()
+  made.no_padding()
+  ids = {}
+  for text, token_id in added.items():
+    found = made.token_to_id(names.get(text, text))
+    assert found is not None
+    ids[found] = token_id
+  longest_first = sorted(names, key=len, reverse=True)
+  pattern = re.compile('|'.join(map(re.escape, longest_first)))
+  return _Renamed(made, names, ids, pattern, secret)
+
+
+def _replaced(value: Any, replace: Callable[[str], str]) -> Any:
+  """A value like another, with other texts."""
+  if isinstance(value, Mapping):
+    return {key: _replaced(item, replace) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [_replaced(item, replace) for item in value]
+  return replace(value) if isinstance(value, str) else value
