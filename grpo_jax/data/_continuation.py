@@ -49,6 +49,7 @@ _REASONING = (
   ('[THINK]', '[/THINK]'),
   ('<seed:think>', '</seed:think>'),
   ('<|START_THINKING|>', '<|END_THINKING|>'),
+  ('<|channel>', '<channel|>'),
 )
 
 
@@ -146,7 +147,8 @@ def _turn_end(tokenizer: 'Tokenizer', tools: str, is_result: bool) -> TurnEnd:
     for token_id in tokenizer.eos_ids
   ]
   last = tokenizer.turn_end_id()
-  if not (end := _first(between, ends)) and last in tokenizer.eos_ids:
+  end = _first(between, ends)
+  if not end and not is_result and last in tokenizer.eos_ids:
     # A turn may end by one token where it is sampled, and be closed by another
     # where the chat goes on, as in GPT-OSS.
     added = tokenizer.backend.get_added_tokens_decoder()
@@ -298,27 +300,28 @@ def _behind(
     if message['role'] != 'tool':
       break
     calls += [_call(message, tools, called)]
-  answer = {'role': 'assistant', 'content': said}
-  if calls:
-    answer['tool_calls'] = calls
-  try:
+  text = ''
+  # Nothing is said beside calls: some leave it out, or write it behind results.
+  for number in (len(calls), 1) if calls else ():
+    answer = {'role': 'assistant', 'content': '', 'tool_calls': calls[:number]}
+    try:
+      text = _text(tokenizer, [*history, answer, *new], tools)
+      break
+    except ValueError:  # some write a single call of a turn alone
+      if number == 1:
+        raise
+  if called not in text:
+    if calls and tools:
+      raise ValueError(
+        'The chat template leaves out the calls of tools in a turn of the'
+        ' assistant, so that the model was not trained on them; take a model'
+        " whose template writes 'tool_calls', or do without tools."
+      )
+    answer = {'role': 'assistant', 'content': said}
     text = _text(tokenizer, [*history, answer, *new], tools)
-  except ValueError:
-    if not calls[1:]:
-      raise
-    answer['tool_calls'] = calls[:1]  # some write one call in a turn alone
-    text = _text(tokenizer, [*history, answer, *new], tools)
-  if calls and tools and called not in text:
-    raise ValueError(
-      'The chat template leaves out the calls of tools in a turn of the'
-      ' assistant, so that the model was not trained on them; take a model'
-      " whose template writes 'tool_calls', or do without tools."
-    )
-  # Some leave out what is said beside a call.
-  mark = max(said, called, key=text.rfind)
-  _, found, behind = text.rpartition(mark)
+  _, found, behind = text.rpartition(called if called in text else said)
   if not found:
-    raise _lost('assistant', text)
+    raise _lost('assistant', behind)
   return behind
 
 

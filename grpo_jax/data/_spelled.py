@@ -33,19 +33,38 @@ if TYPE_CHECKING:
 _TRUSTED = 'system', 'developer'
 
 
+class Renamed(NamedTuple):
+  """A tokenizer whose special tokens have other names.
+
+  Attributes:
+    backend: That tokenizer.
+    names: The name of each special token, by its text.
+    ids: The id of each added token, by the one that it has in `backend`.
+    pattern: Finds the texts of the special tokens, the longest first.
+    secret: Stands in all names, and nowhere else.
+  """
+
+  backend: 'tokenizers.Tokenizer'
+  names: Mapping[str, str]
+  ids: Mapping[int, int]
+  pattern: re.Pattern[str]
+  secret: str
+
+
 class SetAside(NamedTuple):
   """Messages without what they spell of special tokens.
 
   Attributes:
     messages: With a name in the place of each special token that was spelled.
-    spelled: What each of these names stands for.
-    found: Whether a special token was spelled at all. (It may be so without a
-      name, where it is one only after the tokenizer's normalization.)
+    spelled: What each of these names stands for. (There may be none, where a
+      text is a special token only after the tokenizer's normalization.)
+    renamed: What encodes the rendered messages; None if they spell no special
+      token.
   """
 
-  messages: list[Message]
-  spelled: Mapping[str, str]
-  found: bool
+  messages: Sequence[Message]
+  spelled: Mapping[str, str] = {}
+  renamed: Renamed | None = None
 
 
 def set_aside(tokenizer: 'Tokenizer', messages: Sequence[Message]) -> SetAside:
@@ -67,7 +86,7 @@ def set_aside(tokenizer: 'Tokenizer', messages: Sequence[Message]) -> SetAside:
     if isinstance(leaf, str)
   ]
   if not any(_spells(tokenizer, special, text) for text in texts):
-    return SetAside([*messages], {}, False)
+    return SetAside(messages)
   renamed = _renamed(tokenizer.backend, special)
   spelled: dict[str, str] = {}
 
@@ -84,7 +103,7 @@ def set_aside(tokenizer: 'Tokenizer', messages: Sequence[Message]) -> SetAside:
     }
     for message, untrusted in zip(messages, theirs, strict=True)
   ]
-  return SetAside(replaced, spelled, True)
+  return SetAside(replaced, spelled, renamed)
 
 
 def encode(tokenizer: 'Tokenizer', text: str, aside: SetAside) -> list[int]:
@@ -92,9 +111,8 @@ def encode(tokenizer: 'Tokenizer', text: str, aside: SetAside) -> list[int]:
 
   Without special tokens in the messages they are those of `Tokenizer.encode`.
   """
-  if not aside.found:
+  if (renamed := aside.renamed) is None:
     return tokenizer.encode(text)
-  renamed = _renamed(tokenizer.backend, _special(tokenizer))
   text = renamed.pattern.sub(lambda match: renamed.names[match[0]], text)
   text = re.sub(
     rf'{renamed.secret}n\d+n', lambda match: aside.spelled[match[0]], text
@@ -131,28 +149,10 @@ def _special(tokenizer: 'Tokenizer') -> tuple[tuple[str, int], ...]:
   )
 
 
-class _Renamed(NamedTuple):
-  """A tokenizer whose special tokens have other names.
-
-  Attributes:
-    backend: That tokenizer.
-    names: The name of each special token, by its text.
-    ids: The id of each added token, by the one that it has in `backend`.
-    pattern: Finds the texts of the special tokens, the longest first.
-    secret: Stands in all names, and nowhere else.
-  """
-
-  backend: 'tokenizers.Tokenizer'
-  names: Mapping[str, str]
-  ids: Mapping[int, int]
-  pattern: re.Pattern[str]
-  secret: str
-
-
 @functools.lru_cache(maxsize=2)  # each holds a whole vocabulary
 def _renamed(
   backend: 'tokenizers.Tokenizer', special: tuple[tuple[str, int], ...]
-) -> _Renamed:
+) -> Renamed:
   import tokenizers
 
   # It is in no id that comes out, so that runs are equal all the same.
@@ -181,14 +181,11 @@ def _renamed(
   made = tokenizers.Tokenizer.from_str(json.dumps(values))
   made.no_truncation()
   made.no_padding()
-  ids = {}
-  for text, token_id in added.items():
-    found = made.token_to_id(names.get(text, text))
-    assert found is not None
-    ids[found] = token_id
+  vocabulary = made.get_vocab()
+  ids = {vocabulary[names.get(t, t)]: added[t] for t in added}
   longest_first = sorted(names, key=len, reverse=True)
   pattern = re.compile('|'.join(map(re.escape, longest_first)))
-  return _Renamed(made, names, ids, pattern, secret)
+  return Renamed(made, names, ids, pattern, secret)
 
 
 def _replaced(value: Any, replace: Callable[[str], str]) -> Any:
