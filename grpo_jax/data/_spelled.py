@@ -39,14 +39,12 @@ class Renamed(NamedTuple):
   Attributes:
     backend: That tokenizer.
     names: The name of each special token, by its text.
-    ids: The id of each added token, by the one that it has in `backend`.
     pattern: Finds the texts of the special tokens, the longest first.
     secret: Stands in all names, and nowhere else.
   """
 
   backend: 'tokenizers.Tokenizer'
   names: Mapping[str, str]
-  ids: Mapping[int, int]
   pattern: re.Pattern[str]
   secret: str
 
@@ -117,8 +115,7 @@ def encode(tokenizer: 'Tokenizer', text: str, aside: SetAside) -> list[int]:
   text = re.sub(
     rf'{renamed.secret}n\d+n', lambda match: aside.spelled[match[0]], text
   )
-  ids = renamed.backend.encode(text, add_special_tokens=False).ids
-  return [renamed.ids.get(token_id, token_id) for token_id in ids]
+  return renamed.backend.encode(text, add_special_tokens=False).ids
 
 
 def _spells(
@@ -159,7 +156,6 @@ def _renamed(
   secret = f'q{secrets.token_hex(8)}q'
   names = {text: f'{secret}t{token_id}t' for text, token_id in special}
   values = json.loads(backend.to_str())
-  added = {one['content']: one['id'] for one in values['added_tokens']}
   for one in values['added_tokens']:
     one['content'] = names.get(one['content'], one['content'])
   values['post_processor'] = None  # it has tokens by name, and is not used
@@ -181,11 +177,11 @@ def _renamed(
   made = tokenizers.Tokenizer.from_str(json.dumps(values))
   made.no_truncation()
   made.no_padding()
-  vocabulary = made.get_vocab()
-  ids = {vocabulary[names.get(t, t)]: added[t] for t in added}
+  for text, token_id in special:
+    assert made.token_to_id(names[text]) == token_id, text
   longest_first = sorted(names, key=len, reverse=True)
   pattern = re.compile('|'.join(map(re.escape, longest_first)))
-  return Renamed(made, names, ids, pattern, secret)
+  return Renamed(made, names, pattern, secret)
 
 
 def _replaced(value: Any, replace: Callable[[str], str]) -> Any:

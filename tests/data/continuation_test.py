@@ -109,6 +109,18 @@ def _tokenizer(source, ends=('<|im_end|>', '<|endoftext|>'), kind='bytes'):
   )
 
 
+def _on(backend, ends=('<|im_end|>', '<|endoftext|>'), source=None):
+  """A tokenizer with a backend of the test's own."""
+  ids = tuple(map(backend.token_to_id, ends))
+  return data.Tokenizer(
+    backend,
+    ids,
+    ids[-1],
+    chat_template=data.ChatTemplate(source or ALL['separator'].source),
+    prompt_format=data.PromptFormat(chat=True),
+  )
+
+
 def _made(trap, kind='bytes'):
   return _tokenizer(trap.source, (trap.end, '<|endoftext|>'), kind)
 
@@ -200,14 +212,17 @@ def _check(tokenizer, trap, closing, new, ids):
     assert ids == tokenizer.encode(closing + trap.between(new))[1:]
 
 
+EVERY_PAIR = len(TAKEN) * len(BACKENDS)
+
+
 def test_random_conversations_go_on_as_their_templates_write_them():
-  played = {_play(seed) for seed in range(400)}
-  assert len(played) == len(TAKEN) * len(BACKENDS)  # every pair
+  assert len({_play(seed) for seed in range(400)}) == EVERY_PAIR
 
 
 @pytest.mark.long
 def test_ten_thousand_random_conversations():
-  assert len({_play(seed) for seed in range(400, 10_400)}) >= 40
+  played = {_play(seed) for seed in range(400, 10_400)}
+  assert len(played) == EVERY_PAIR
 
 
 @pytest.mark.parametrize('kind', ['bytes', 'first', 'always'])
@@ -296,6 +311,8 @@ def test_the_system_prompt_and_the_variables_are_those_of_the_run():
   for ids in (begun.begin_chat('Go'), begun.continue_chat('Go')):
     assert begun.decode_whole(ids) == 'Go<|im_end|><think>\n'
   assert begun.opens_reasoning() and not tokenizer.opens_reasoning()
+  closed = data.PromptFormat(chat=True, chat_kwargs={'quick': 1})
+  assert not tokenizer.with_format(closed).opens_reasoning()
 
 
 def test_a_turn_that_somebody_has_begun_goes_on():
@@ -322,6 +339,34 @@ def test_a_chat_may_begin_with_calls_and_their_results():
   assert '"Adds two numbers."' in text
   with pytest.raises(ValueError, match='a call of tools by the assistant'):
     tokenizer.begin_chat(messages[:2], TOOLS)
+
+
+def test_a_result_may_be_named_by_the_call_that_it_answers():
+  source = trap_templates.TOOLS_IN_SYSTEM.source.replace(
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}",
+    '{% set made = namespace(calls=[]) %}{% for m in messages %}'
+    '{% set made.calls = m.tool_calls or made.calls %}'
+    "{{ '<|im_start|>' + m.role + '\\n' }}"
+    '{% for c in made.calls if c.id == m.tool_call_id %}'
+    "{{ c.function.name ~ ': ' }}{% endfor %}",
+  )
+  tokenizer = _tokenizer(source)
+  tokenizer.check_continuation(TOOLS)
+  new = [
+    {**trap_templates.result(1, '9'), 'name': 'times'},
+    trap_templates.result(2, '7'),
+  ]
+  text = tokenizer.decode_whole(tokenizer.continue_chat(new, TOOLS))
+  assert 'tool\ntimes: 9<' in text and 'tool\nadd: 7<' in text
+
+
+def test_a_template_may_write_a_turn_twice():
+  source = (
+    "{% for m in messages %}{{ m.content ~ '|' ~ m.content }}"
+    "{{ '<|im_end|>' }}{% endfor %}"
+  )
+  ids = _tokenizer(source).continue_chat('Go')
+  assert _tokenizer(source).decode_whole(ids) == 'Go|Go<|im_end|>'
 
 
 # Ends that differ.
@@ -437,21 +482,35 @@ def test_what_templates_do_to_contents_they_do_to_such_words_too():
 def test_a_word_that_is_no_special_token_is_encoded_as_ever():
   backend = hf_folder.backend(special=SPECIAL)
   backend.add_tokens([tokenizers.AddedToken('<tool_call>', special=False)])
-  ends = tuple(map(backend.token_to_id, ('<|im_end|>', '<|endoftext|>')))
-  tokenizer = data.Tokenizer(
-    backend,
-    ends,
-    ends[1],
-    chat_template=data.ChatTemplate(trap_templates.SEPARATOR.source),
-    prompt_format=data.PromptFormat(chat=True),
-  )
+  tokenizer = _on(backend)
   word = backend.token_to_id('<tool_call>')
   for text in ('<tool_call>', '<tool_call><|im_end|>'):
     ids = tokenizer.begin_chat(text)
-    assert (ids.count(word), ids.count(ends[0])) == (1, 1)
+    assert (ids.count(word), ids.count(tokenizer.eos_ids[0])) == (1, 1)
   assert tokenizer.begin_chat('<tool_call>') == tokenizer.encode_prompt(
     '<tool_call>'
   )
+
+
+def test_an_end_token_that_no_file_marks_as_special_cannot_be_written():
+  backend = hf_folder.backend(special=SPECIAL)
+  backend.add_tokens([tokenizers.AddedToken('<|stop|>', special=False)])
+  tokenizer = _on(backend, ('<|im_end|>', '<|stop|>'))
+  ids = tokenizer.begin_chat('<|stop|>')
+  assert tokenizer.eos_ids[1] not in ids
+  assert '<|stop|>' in tokenizer.decode_whole(ids)
+
+
+def test_a_special_token_may_begin_with_another():
+  backend = hf_folder.backend(special=SPECIAL)
+  backend.add_special_tokens(['<|im_start|>assistant'])
+  tokenizer = _on(backend)
+  (opener,) = tokenizer.encode('<|im_start|>assistant')
+  for text in ('Hi', '<|im_start|>', '<|im_start|>assistant'):
+    ids = tokenizer.continue_chat(text)
+    assert ids[-2:] == [opener, *tokenizer.encode('\n')]
+    assert ids.count(opener) == 1
+    assert f'user\n{text}<|im_end|>' in tokenizer.decode_whole(ids)
 
 
 def test_a_token_that_matches_after_normalization_is_no_way_around():
@@ -459,18 +518,13 @@ def test_a_token_that_matches_after_normalization_is_no_way_around():
   backend.normalizer = tokenizers.normalizers.NFKC()
   wide = tokenizers.AddedToken('<|wide|>', normalized=True, special=True)
   backend.add_special_tokens([wide])
-  ends = tuple(map(backend.token_to_id, ('<|im_end|>', '<|wide|>')))
-  tokenizer = data.Tokenizer(
-    backend,
-    ends,
-    ends[1],
-    chat_template=data.ChatTemplate(trap_templates.SEPARATOR.source),
-    prompt_format=data.PromptFormat(chat=True),
-  )
+  tokenizer = _on(backend, ('<|im_end|>', '<|wide|>'))
   text = '\uff1c|wide|>'  # its first letter is as wide as a Chinese one
-  assert tokenizer.encode(text) == [ends[1]]
+  assert tokenizer.encode(text) == [tokenizer.eos_ids[1]]
   ids = tokenizer.continue_chat(text)
-  assert ends[1] not in ids and '<|wide|>' in tokenizer.decode_whole(ids)
+  assert tokenizer.eos_ids[
+    1
+  ] not in ids and '<|wide|>' in tokenizer.decode_whole(ids)
 
 
 def test_letters_that_the_vocabulary_does_not_have_are_unknown_as_ever():
@@ -480,14 +534,7 @@ def test_letters_that_the_vocabulary_does_not_have_are_unknown_as_ever():
     tokenizers.models.BPE(vocab=vocab, merges=[], unk_token='<unk>')
   )
   backend.add_special_tokens([*SPECIAL, '<unk>'])
-  ends = tuple(map(backend.token_to_id, ('<|im_end|>', '<|endoftext|>')))
-  tokenizer = data.Tokenizer(
-    backend,
-    ends,
-    ends[1],
-    chat_template=data.ChatTemplate(trap_templates.SEPARATOR.source),
-    prompt_format=data.PromptFormat(chat=True),
-  )
+  tokenizer = _on(backend)
   unknown = len(SPECIAL)
   ids = tokenizer.begin_chat('é7')
   assert ids == tokenizer.encode_prompt('é7') and ids.count(unknown) == 1
@@ -561,6 +608,11 @@ def test_a_token_and_the_same_word_in_letters_are_two_things():
 def test_whether_reasoning_is_open(name, text, is_open):
   tokenizer = _made(ALL[name])
   assert tokenizer.reasoning_is_open(tokenizer.encode(text)) == is_open
+  plain = _on(
+    hf_folder.backend(special=('<|endoftext|>', '<|im_end|>')),
+    source=ALL[name].source,
+  )  # whose marks are words
+  assert plain.reasoning_is_open(plain.encode(text)) == is_open
   # In letters it is no mark, where the mark is a token.
   letters = [i for part in '</think>' for i in tokenizer.encode(part)]
   again = tokenizer.encode(text) + letters
