@@ -17,20 +17,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import json
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 from grpo_jax.data import _spelled
+from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._chat import Message
 from grpo_jax.data._chat import Prompt
+from grpo_jax.data._chat import PromptFormat
 from grpo_jax.data._chat import is_by_assistant
 from grpo_jax.data._chat import leaves
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._messages import read_prompt
-
-if TYPE_CHECKING:
-  from grpo_jax.data._tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -53,6 +52,16 @@ _REASONING = (
 )
 
 
+class WritesChats(_spelled.Encodes, Protocol):
+  """What is read of a `Tokenizer`."""
+
+  @property
+  def chat_template(self) -> ChatTemplate | None: ...
+  @property
+  def prompt_format(self) -> PromptFormat: ...
+  def turn_end_id(self) -> int | None: ...
+
+
 class TurnEnd(NamedTuple):
   """How a template ends a turn of the assistant.
 
@@ -65,7 +74,7 @@ class TurnEnd(NamedTuple):
   text: str
 
 
-def begin(tokenizer: 'Tokenizer', prompt: Prompt, tools: Tools) -> list[int]:
+def begin(tokenizer: WritesChats, prompt: Prompt, tools: Tools) -> list[int]:
   """See `Tokenizer.begin_chat`."""
   aside = _spelled.set_aside(tokenizer, _read(prompt))
   return _spelled.encode(
@@ -74,7 +83,7 @@ def begin(tokenizer: 'Tokenizer', prompt: Prompt, tools: Tools) -> list[int]:
 
 
 def go_on(
-  tokenizer: 'Tokenizer',
+  tokenizer: WritesChats,
   new: Prompt,
   tools: Tools,
   cut: bool,
@@ -102,7 +111,7 @@ def go_on(
   return ids if cut and not closing else ids[1:]
 
 
-def check(tokenizer: 'Tokenizer', tools: Tools) -> None:
+def check(tokenizer: WritesChats, tools: Tools) -> None:
   """See `Tokenizer.check_continuation`."""
   _check_new(tokenizer, tools, [{'role': 'user', 'content': _NEXT}])
   if not tools:
@@ -113,7 +122,7 @@ def check(tokenizer: 'Tokenizer', tools: Tools) -> None:
   _check_new(tokenizer, tools, results)
 
 
-def turn_ends(tokenizer: 'Tokenizer', tools: Tools) -> tuple[int, ...]:
+def turn_ends(tokenizer: WritesChats, tools: Tools) -> tuple[int, ...]:
   """See `Tokenizer.turn_end_ids`."""
   ends = [turn_end(tokenizer, tools, False).token_id]
   if tools:
@@ -122,7 +131,7 @@ def turn_ends(tokenizer: 'Tokenizer', tools: Tools) -> tuple[int, ...]:
   return tuple(one for one in tokenizer.eos_ids if one in ends)
 
 
-def turn_end(tokenizer: 'Tokenizer', tools: Tools, is_result: bool) -> TurnEnd:
+def turn_end(tokenizer: WritesChats, tools: Tools, is_result: bool) -> TurnEnd:
   """How the template ends a turn before a user's message, or a result.
 
   Raises:
@@ -133,7 +142,7 @@ def turn_end(tokenizer: 'Tokenizer', tools: Tools, is_result: bool) -> TurnEnd:
 
 # Held by the tokenizer's identity: an equal one is looked at anew.
 @functools.lru_cache(maxsize=64)
-def _turn_end(tokenizer: 'Tokenizer', tools: str, is_result: bool) -> TurnEnd:
+def _turn_end(tokenizer: WritesChats, tools: str, is_result: bool) -> TurnEnd:
   described = json.loads(tools)
   new = {'role': 'user', 'content': _NEXT}
   if is_result:
@@ -184,7 +193,7 @@ def _first(text: str, ends: Sequence[TurnEnd]) -> TurnEnd | None:
   return min(places)[-1] if places else None
 
 
-def reasoning_marks(tokenizer: 'Tokenizer') -> tuple[str, str]:
+def reasoning_marks(tokenizer: WritesChats) -> tuple[str, str]:
   """What opens and what closes reasoning; empty if the template has neither."""
   template = tokenizer.chat_template
   source = template.source if template else ''
@@ -192,7 +201,7 @@ def reasoning_marks(tokenizer: 'Tokenizer') -> tuple[str, str]:
   return next(marks, ('', ''))
 
 
-def opens_reasoning(tokenizer: 'Tokenizer') -> bool:
+def opens_reasoning(tokenizer: WritesChats) -> bool:
   """See `Tokenizer.opens_reasoning`."""
   opening, closing = reasoning_marks(tokenizer)
   if not opening:
@@ -202,13 +211,13 @@ def opens_reasoning(tokenizer: 'Tokenizer') -> bool:
 
 
 def reasoning_is_open(
-  tokenizer: 'Tokenizer', pieces: Sequence[tuple[str, bool]]
+  tokenizer: WritesChats, pieces: Sequence[tuple[str, bool]]
 ) -> bool:
   """See `Tokenizer.reasoning_is_open`."""
   marks = reasoning_marks(tokenizer)
-  is_open = opens_reasoning(tokenizer)
   if not marks[0]:
     return False
+  is_open = opens_reasoning(tokenizer)
   added = {
     token.content
     for token in tokenizer.backend.get_added_tokens_decoder().values()
@@ -249,7 +258,7 @@ def _read(given: Prompt) -> list[Message]:
 
 
 def _text(
-  tokenizer: 'Tokenizer', messages: Sequence[Message], tools: Tools
+  tokenizer: WritesChats, messages: Sequence[Message], tools: Tools
 ) -> str:
   """A chat as text, up to where the assistant is to write.
 
@@ -273,7 +282,7 @@ def _text(
 
 
 def _behind(
-  tokenizer: 'Tokenizer',
+  tokenizer: WritesChats,
   new: Sequence[Message],
   tools: Tools,
   history: Sequence[Message] = _SHORT,
@@ -364,7 +373,7 @@ def _lost(role: str, text: str) -> ValueError:
 
 
 def _check_new(
-  tokenizer: 'Tokenizer', tools: Tools, new: Sequence[Message]
+  tokenizer: WritesChats, tools: Tools, new: Sequence[Message]
 ) -> None:
   """Checks that messages can follow a turn of the assistant.
 
@@ -394,7 +403,7 @@ def _check_new(
     )
 
 
-def _check_descriptions(tokenizer: 'Tokenizer', tools: Tools) -> None:
+def _check_descriptions(tokenizer: WritesChats, tools: Tools) -> None:
   bare, text = (_text(tokenizer, _SHORT, some) for some in ((), tools))
   for tool in tools:
     name = _tool_name([tool])

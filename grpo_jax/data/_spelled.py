@@ -19,6 +19,7 @@ import secrets
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 from grpo_jax.data._chat import Message
 from grpo_jax.data._chat import is_by_assistant
@@ -27,10 +28,20 @@ from grpo_jax.data._chat import leaves
 if TYPE_CHECKING:
   import tokenizers
 
-  from grpo_jax.data._tokenizer import Tokenizer
-
 # Who writes these is the one who trains: they may spell what they like.
 _TRUSTED = 'system', 'developer'
+
+
+class Encodes(Protocol):
+  """What is read of a `Tokenizer`."""
+
+  @property
+  def backend(self) -> 'tokenizers.Tokenizer': ...
+  @property
+  def eos_ids(self) -> tuple[int, ...]: ...
+  @property
+  def pad_id(self) -> int: ...
+  def encode(self, text: str) -> list[int]: ...
 
 
 class Renamed(NamedTuple):
@@ -65,7 +76,7 @@ class SetAside(NamedTuple):
   renamed: Renamed | None = None
 
 
-def set_aside(tokenizer: 'Tokenizer', messages: Sequence[Message]) -> SetAside:
+def set_aside(tokenizer: Encodes, messages: Sequence[Message]) -> SetAside:
   """Takes special tokens out of what users and tools have written.
 
   Args:
@@ -104,7 +115,7 @@ def set_aside(tokenizer: 'Tokenizer', messages: Sequence[Message]) -> SetAside:
   return SetAside(replaced, spelled, renamed)
 
 
-def encode(tokenizer: 'Tokenizer', text: str, aside: SetAside) -> list[int]:
+def encode(tokenizer: Encodes, text: str, aside: SetAside) -> list[int]:
   """Token ids of a rendered chat, in which names stand for what was set aside.
 
   Without special tokens in the messages they are those of `Tokenizer.encode`.
@@ -119,7 +130,7 @@ def encode(tokenizer: 'Tokenizer', text: str, aside: SetAside) -> list[int]:
 
 
 def _spells(
-  tokenizer: 'Tokenizer', special: Sequence[tuple[str, int]], text: str
+  tokenizer: Encodes, special: Sequence[tuple[str, int]], text: str
 ) -> bool:
   """Whether encoding a text gives one of the special tokens."""
   if not special:
@@ -130,7 +141,7 @@ def _spells(
   )
 
 
-def _special(tokenizer: 'Tokenizer') -> tuple[tuple[str, int], ...]:
+def _special(tokenizer: Encodes) -> tuple[tuple[str, int], ...]:
   """The tokens that no user may write, as (text, id).
 
   A token that a file does not mark as special, such as '<think>' in many, is a

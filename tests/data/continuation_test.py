@@ -175,21 +175,23 @@ def _play(seed):
   tokenizer = _made(trap, kind)
   tools = TOOLS if name in WITH_TOOLS and draw.random() < 0.7 else ()
   first = [{'role': 'user', 'content': _text(draw)}]
-  path = tokenizer.begin_chat(first, tools)
-  assert _specials(tokenizer, path) == _specials(
+  begun = tokenizer.begin_chat(first, tools)
+  asked = []
+  assert _specials(tokenizer, begun) == _specials(
     tokenizer, tokenizer.begin_chat(_innocent(first), tools)
   )
   for _ in range(draw.randint(1, 5)):
-    sampled = draw.choices(range(tokenizer.vocab_size), k=draw.randint(0, 12))
+    size = draw.choice([len(SPECIAL), tokenizer.vocab_size])
+    sampled = draw.choices(range(size), k=draw.randint(0, 12))
     cut = draw.random() < 0.3
-    is_open = cut and draw.random() < 0.5
+    is_open = tokenizer.reasoning_is_open(sampled)
+    assert is_open == _thinks(tokenizer, name, sampled)
     end = tokenizer.backend.token_to_id(trap.end)
-    sampled += [] if cut else [end]
     new = _new(draw, trap)
     kept = copy.deepcopy(new)
     ids = tokenizer.continue_chat(new, tools, cut, is_open)
     assert new == kept
-    if name in ('thinking', 'opener') and is_open:
+    if cut and is_open:
       closing = f'{trap.end}\n</think>\n\n{trap.end}'
     else:
       closing = trap.end + (trap.end if cut else '')
@@ -197,10 +199,21 @@ def _play(seed):
     if kind == 'bytes':
       text = tokenizer.decode_whole([end, *ids])
       assert text == closing + trap.between(new)
-    longer = path + sampled + ids
-    assert longer[: len(path)] == path
-    path = longer
+    asked.append((new, tools, cut, is_open, ids))
+  # All of it is as it was, whatever has been asked since.
+  assert tokenizer.begin_chat(first, tools) == begun
+  for *again, ids in asked[:1]:
+    assert tokenizer.continue_chat(*again) == ids
   return name, kind
+
+
+def _thinks(tokenizer, name, sampled):
+  """Whether reasoning is open behind ids, by the last mark among them."""
+  if name not in ('thinking', 'opener'):
+    return False
+  opening, closing = map(tokenizer.backend.token_to_id, ('<think>', '</think>'))
+  marks = [one for one in sampled if one in (opening, closing)]
+  return marks[-1] == opening if marks else name == 'opener'
 
 
 def _check(tokenizer, trap, closing, new, ids):
@@ -358,15 +371,6 @@ def test_a_result_may_be_named_by_the_call_that_it_answers():
   ]
   text = tokenizer.decode_whole(tokenizer.continue_chat(new, TOOLS))
   assert 'tool\ntimes: 9<' in text and 'tool\nadd: 7<' in text
-
-
-def test_a_template_may_write_a_turn_twice():
-  source = (
-    "{% for m in messages %}{{ m.content ~ '|' ~ m.content }}"
-    "{{ '<|im_end|>' }}{% endfor %}"
-  )
-  ids = _tokenizer(source).continue_chat('Go')
-  assert _tokenizer(source).decode_whole(ids) == 'Go|Go<|im_end|>'
 
 
 # Ends that differ.
