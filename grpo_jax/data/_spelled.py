@@ -145,7 +145,8 @@ def _special(tokenizer: Encodes) -> tuple[tuple[str, int], ...]:
   """The tokens that no user may write, as (text, id).
 
   A token that a file does not mark as special, such as '<think>' in many, is a
-  word like others: prompts ask for it by its name.
+  word like others: prompts ask for it by its name. One that matches between
+  spaces alone might not do so under another name; no chat template has any.
   """
   ends = {*tokenizer.eos_ids, tokenizer.pad_id}
   return tuple(
