@@ -9,7 +9,6 @@ be told before that.
 """
 
 import ast
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 import difflib
@@ -45,9 +44,7 @@ def add_folder(folder: str | os.PathLike[str]) -> None:
     sys.path.append(place)
 
 
-def imported(
-  name: str, subject: str, also: tuple[type, ...] = ()
-) -> Callable[..., Any]:
+def imported(name: str, subject: str, also: tuple[type, ...] = ()) -> Any:
   """The function that `'module:function'` names.
 
   >>> imported('math:sqrt', 'The name').__name__

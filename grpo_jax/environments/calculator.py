@@ -10,6 +10,8 @@ import math
 import operator
 from typing import Any
 
+from grpo_jax.environments import tools
+
 _MOST_CHARACTERS = 1000
 _MOST_BITS = 4096  # of an integer; 1,233 digits
 _CONSTANTS = {'pi': math.pi, 'e': math.e}
@@ -26,10 +28,21 @@ _SIGNS: dict[type, Callable[..., Any]] = {
   ast.UAdd: operator.pos, ast.USub: operator.neg,
 }  # fmt: skip
 _SPELLINGS = str.maketrans(
-  {'×': '*', '·': '*', '÷': '/', '−': '-', '^': '**', '\n': ' ', '\r': ' '}
+  {
+    '×': '*',
+    '·': '*',
+    '÷': '/',
+    '−': '-',
+    '^': '**',
+    '\n': ' ',
+    '\r': ' ',
+    '\t': ' ',
+    '\u00a0': ' ',
+  }  # fmt: skip
 )
 
 
+@tools.tool
 def calculator(expression: str) -> str:
   """Calculates the value of an arithmetic expression.
 
@@ -45,8 +58,11 @@ def calculator(expression: str) -> str:
       f'the expression has {len(expression)} characters, but at most '
       f'{_MOST_CHARACTERS} are read'
     )
+  text = expression.translate(_SPELLINGS).strip()
+  if odd := [one for one in text if not (one.isascii() and one.isprintable())]:
+    raise ValueError(f'it is no arithmetic: it has {ascii(odd[0])}')
   try:
-    tree = ast.parse(expression.translate(_SPELLINGS).strip(), mode='eval')
+    tree = ast.parse(text, mode='eval')
     return _written(_value(tree.body))
   except SyntaxError as error:
     raise ValueError(f'it is no arithmetic: {error.msg}') from None

@@ -9,41 +9,22 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import copy
 import functools
 import inspect
-import math
 from typing import Any
 from typing import NamedTuple
-from typing import Protocol
 
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.environments import base
-from grpo_jax.environments import threads
+from grpo_jax.environments import playing
 from grpo_jax.environments import tools as tools_lib
 
-TOOL_SECS = 30.0
-_CLOSE_SECS = 5.0
 _OWN = {'calculator': 'grpo_jax.environments.calculator:calculator'}
+_TAKEN = {'reset': ('example', 'seed'), 'step': ('action',)}
 _FORMS = (
   'an async or sync function (policy, example), a class with reset and step, a '
   'class with methods that are marked by @tool, or a list of typed functions'
 )
-
-
-class Playing(Protocol):
-  """A `base.Play`, one episode at a time, which may keep what is reusable."""
-
-  async def __call__(
-    self, policy: base.Policy, example: Mapping[str, Any], seed: int
-  ) -> float | None:
-    """Plays an episode, and returns its own reward; None if it has none."""
-    ...
-
-  async def close(self) -> None:
-    """Closes what was kept for the next episode."""
-    ...
 
 
 class Made(NamedTuple):
@@ -57,13 +38,11 @@ class Made(NamedTuple):
   """
 
   name: str
-  make: Callable[..., Playing]
+  make: Callable[..., playing.Playing]
   tools: tuple[dict[str, Any], ...] = ()
 
 
-def resolve(
-  environment: Any, kwargs: Mapping[str, Any] | None = None
-) -> Made:
+def resolve(environment: Any, kwargs: Mapping[str, Any] | None = None) -> Made:
   """What a user gives as an environment, checked.
 
   >>> async def episode(policy, example):
@@ -136,8 +115,8 @@ def _list(
   """Tools alone."""
   if kwargs:
     raise ValueError(
-      f'The environment {name!r} is a list of tools, which takes no kwargs, but '
-      f'got {sorted(kwargs)}; leave them out.'
+      f'The environment {name!r} is a list of tools, which takes no kwargs, '
+      f'but got {sorted(kwargs)}; leave them out.'
     )
   if not functions:
     raise ValueError(
@@ -146,13 +125,13 @@ def _list(
   for one in functions:
     if not callable(one) or isinstance(one, type):
       raise ValueError(
-        f'The environment {name!r} has {plain_text.shown(one)} among its tools, '
-        'but a typed function is required; give a class by itself.'
+        f'The environment {name!r} has {plain_text.shown(one)} among its '
+        'tools, but a typed function is required; give a class by itself.'
       )
   schemas = _schemas([(one, False) for one in functions], name)
   named = dict(zip(schemas, functions))
-  form = _Form(lambda: None, lambda _: named, False, False, name)
-  make = functools.partial(_Tools, form)
+  form = playing.Form(lambda: None, lambda _: named, False, False, True, name)
+  make = functools.partial(playing.Tools, form)
   return Made(name, make, tuple(schemas.values()))
 
 
@@ -188,50 +167,63 @@ def _is_method(kind: type, name: str) -> bool:
   return not isinstance(found, staticmethod | classmethod)
 
 
-def _class(kind: type, construct: Callable[[], Any], name: str) -> Made:
+def _class(
+  kind: type, construct: Callable[[], Any], name: str, shared: bool = False
+) -> Made:
   """A class with `reset` and `step`, or with tools."""
   marked, steps = _marked(kind), callable(getattr(kind, 'step', None))
   if steps and marked:
     raise ValueError(
       f'The environment {name!r} has the method step and the tools '
-      f'{", ".join(marked)}; keep one of the two forms: step is given the calls '
-      'of a turn, and tools are called.'
+      f'{", ".join(marked)}; keep one of the two forms: step is given the '
+      'calls of a turn, and tools are called.'
     )
   if not steps and not marked:
     raise ValueError(
-      f'The environment {name!r} has neither a method step(action) nor one that '
-      'is marked by @tool; give it one of the two.'
+      f'The environment {name!r} has neither a method step(action) nor one '
+      'that is marked by @tool; give it one of the two.'
     )
-  arguments = {
-    'reset': ('example', 'seed'),
-    'step': ('action',),
-    'reward': () if marked else None,
-    'close': (),
-  }
   if steps and not callable(getattr(kind, 'reset', None)):
     raise ValueError(
       f'The environment {name!r} has the method step, but no reset(example, '
       'seed), which begins an episode; write one.'
     )
-  for method, taken in arguments.items():
-    if taken is not None and callable(getattr(kind, method, None)):
-      given = ('self', *taken) if _is_method(kind, method) else taken
-      subject = f'The method {method} of the environment {name!r}'
-      _check(getattr(kind, method), given, {}, subject)
-  used = [getattr(kind, one, None) for one in arguments]
-  blocks = not all(map(inspect.iscoroutinefunction, filter(None, used)))
-  reusable = bool(getattr(kind, 'reusable', False))
+  blocks = _check_methods(kind, name, 'step' if steps else 'reward')
+  reusable = shared or bool(getattr(kind, 'reusable', False))
+  form = playing.Form(
+    construct, lambda _: {}, blocks, reusable, not shared, name
+  )
   if steps:
-    form = _Form(construct, lambda _: {}, blocks, reusable, name)
-    return Made(name, functools.partial(_Steps, form))
+    return Made(name, functools.partial(playing.Steps, form))
   schemas = _schemas(
     [(getattr(kind, one), _is_method(kind, one)) for one in marked], name
   )
   bound = lambda made: {
     tool: getattr(made, method) for tool, method in zip(schemas, marked)
   }
-  form = _Form(construct, bound, blocks, reusable, name)
-  return Made(name, functools.partial(_Tools, form), tuple(schemas.values()))
+  make = functools.partial(playing.Tools, form._replace(tools=bound))
+  return Made(name, make, tuple(schemas.values()))
+
+
+def _check_methods(kind: type, name: str, *more: str) -> bool:
+  """Checks what the methods of a class take, of those that it has.
+
+  Returns:
+    Whether one of them blocks, because it is not async.
+
+  Raises:
+    ValueError: One takes something else.
+  """
+  all_async = True
+  for method in ('reset', 'close', *more):
+    function = getattr(kind, method, None)
+    if callable(function):
+      given = _TAKEN.get(method, ())
+      given = ('self', *given) if _is_method(kind, method) else given
+      subject = f'The method {method} of the environment {name!r}'
+      _check(function, given, {}, subject)
+      all_async &= inspect.iscoroutinefunction(function)
+  return not all_async
 
 
 def _instance(thing: Any, kwargs: Mapping[str, Any], name: str) -> Made:
@@ -241,18 +233,18 @@ def _instance(thing: Any, kwargs: Mapping[str, Any], name: str) -> Made:
     raise ValueError(
       f'The environment is an instance of {kind.__name__}, which all episodes '
       f'would share; give the class {kind.__name__} and the arguments of its '
-      'constructor as kwargs, or set reusable = True on it if reset makes it as '
-      'new.'
+      'constructor as kwargs, or set reusable = True on it if reset makes it '
+      'as new.'
     )
   if kwargs:
     raise ValueError(
-      f'The environment {name!r} is an instance, which takes no kwargs, but got '
-      f'{sorted(kwargs)}; leave them out.'
+      f'The environment {name!r} is an instance, which takes no kwargs, but '
+      f'got {sorted(kwargs)}; leave them out.'
     )
-  made = _class(kind, lambda: thing, name)
+  made = _class(kind, lambda: thing, name, shared=True)
   turn = asyncio.Lock()
   return made._replace(
-    make=lambda *args, **kw: _Shared(made.make(*args, **kw), turn)
+    make=lambda *args, **kw: playing.Shared(made.make(*args, **kw), turn)
   )
 
 
@@ -263,8 +255,10 @@ def _function(
   subject = f'The environment {name!r}'
   try:
     taken = inspect.signature(function).parameters
-  except (TypeError, ValueError):
-    taken = {}
+  except (TypeError, ValueError):  # some functions written in C have none
+    taken = {
+      'policy': inspect.Parameter('policy', inspect.Parameter.KEYWORD_ONLY)
+    }
   required = [
     one.name
     for one in taken.values()
@@ -272,13 +266,13 @@ def _function(
     and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     and one.name not in kwargs
   ]
-  if taken and not required and 'policy' not in taken:
+  if not required and 'policy' not in taken:
     return _factory(function, kwargs, name)
   seed = {'seed': 0} if 'seed' in taken and 'seed' not in kwargs else {}
   given = ('policy', 'example')
   _check(function, given, {**kwargs, **seed}, subject)
-  form = _Played(function, dict(kwargs), bool(seed), name)
-  return Made(name, lambda tool_secs=TOOL_SECS: form)
+  form = playing.Played(function, dict(kwargs), bool(seed), name)
+  return Made(name, lambda tool_secs=playing.TOOL_SECS: form)
 
 
 def _factory(
@@ -330,276 +324,3 @@ def _check(
       f'{subject} takes {str(signature).split(" ->")[0]}, but is called with '
       f'({wanted}): {plain_text.said(error)}; correct one of the two.'
     ) from error
-
-
-def messages(observation: Any, where: str) -> list[base.Message]:
-  """What an environment has said, as messages.
-
-  Args:
-    observation: A text, a message, or several of either.
-    where: The method that returned it, for the sentence.
-
-  Raises:
-    ValueError: It is nothing of these.
-  """
-  if isinstance(observation, str | Mapping):
-    observation = [observation]
-  if isinstance(observation, list | tuple) and observation:
-    found = [
-      {'role': 'user', 'content': one} if isinstance(one, str) else one
-      for one in observation
-    ]
-    if all(
-      isinstance(one, Mapping)
-      and isinstance(one.get('role'), str)
-      and 'content' in one
-      for one in found
-    ):
-      return [dict(one) for one in found]
-  raise ValueError(
-    f'{where} returned {plain_text.shown(observation)}, but a text, or one or '
-    "more messages such as {'role': 'user', 'content': 'Hello'} are required."
-  )
-
-
-def number(value: Any, where: str) -> float:
-  """A reward as a finite float.
-
-  Raises:
-    ValueError: It is none.
-  """
-  try:
-    found = math.nan if isinstance(value, str | bytes) else float(value)
-  except Exception:
-    found = math.nan
-  if math.isfinite(found):
-    return found
-  raise ValueError(
-    f'{where} is {plain_text.shown(value)}, but a finite number is required.'
-  )
-
-
-class _Played:
-  """An episode that a function plays."""
-
-  def __init__(
-    self,
-    function: Callable[..., Any],
-    kwargs: dict[str, Any],
-    takes_seed: bool,
-    name: str,
-  ):
-    self._function = function
-    self._kwargs = kwargs
-    self._takes_seed = takes_seed
-    self._name = name
-    call = getattr(function, '__call__', function)  # noqa: B004
-    self._blocks = not any(map(inspect.iscoroutinefunction, (function, call)))
-
-  async def __call__(
-    self, policy: base.Policy, example: Mapping[str, Any], seed: int
-  ) -> float | None:
-    kwargs = self._kwargs | ({'seed': seed} if self._takes_seed else {})
-    example = copy.deepcopy(dict(example))
-    if self._blocks:
-      value = await self._in_thread(policy, example, kwargs)
-    else:
-      playing = self._function(policy, example, **kwargs)
-      value = await threads.guarded(playing)
-    where = f'What the environment {self._name!r} returned'
-    return None if value is None else number(value, where)
-
-  async def _in_thread(
-    self, policy: base.Policy, example: dict[str, Any], kwargs: dict[str, Any]
-  ) -> Any:
-    blocking, thread = threads.Blocking(policy), threads.Thread()
-    try:
-      return await thread.call(self._function, blocking, example, **kwargs)
-    finally:
-      blocking.end()
-      thread.end()
-
-  async def close(self) -> None:
-    pass
-
-
-class _Form(NamedTuple):
-  """What a class of environments is made of.
-
-  Attributes:
-    construct: Makes an instance.
-    tools: The tools of an instance, by name.
-    blocks: Whether some of its methods are not async: then all are called in a
-      thread of the instance, always the same.
-    reusable: Whether an instance may play another episode.
-    name: For errors.
-  """
-
-  construct: Callable[[], Any]
-  tools: Callable[[Any], Mapping[str, Callable[..., Any]]]
-  blocks: bool
-  reusable: bool
-  name: str
-
-
-class _Instances:
-  """Plays episodes on instances; each is closed, whatever happens."""
-
-  def __init__(self, form: _Form, tool_secs: float = TOOL_SECS):
-    self.form = form
-    self.tool_secs = tool_secs
-    self._thread = threads.Thread()
-    # The thread itself puts the instance there: if nobody waits for it any
-    # more when it is made, it still is closed.
-    self._made: list[Any] = []
-
-  async def __call__(
-    self, policy: base.Policy, example: Mapping[str, Any], seed: int
-  ) -> float | None:
-    kept = False
-    try:
-      if not self._made:
-        await self.run(lambda: self._made.append(self.form.construct()))
-      example = copy.deepcopy(dict(example))
-      try:
-        reward = await self.play(self._made[0], policy, example, seed)
-      except base.Ended:
-        kept = self.form.reusable
-        raise
-      kept = self.form.reusable
-    except BaseException:
-      if not kept:
-        try:
-          await self.close()
-        except Exception:  # the first error is the one to tell
-          pass
-      raise
-    if not kept:
-      await self.close()
-    return reward
-
-  async def play(
-    self, made: Any, policy: base.Policy, example: dict[str, Any], seed: int
-  ) -> float | None:
-    """Plays an episode on an instance."""
-    raise NotImplementedError
-
-  async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-    """Calls code of the user: here, or in the thread of the instance."""
-    if self.form.blocks:
-      return await self._thread.call(function, *args)
-
-    async def called():
-      result = function(*args)
-      return await result if inspect.isawaitable(result) else result
-
-    return await threads.guarded(called())
-
-  async def close(self) -> None:
-    made, thread = self._made, self._thread
-    self._made, self._thread = [], threads.Thread()
-
-    def close():
-      closing = getattr(made.pop(), 'close', None) if made else None
-      return None if closing is None else closing()
-
-    async def closed():
-      if self.form.blocks:
-        await thread.call(close)
-      elif inspect.isawaitable(closing := close()):
-        await threads.guarded(closing)
-
-    task = asyncio.ensure_future(closed())
-    _closing.add(task)
-    task.add_done_callback(_closed)
-    task.add_done_callback(lambda _: thread.end())
-    await asyncio.wait({task}, timeout=_CLOSE_SECS)
-    if task.done():
-      task.result()
-
-
-_closing: set[asyncio.Future[Any]] = set()
-
-
-def _closed(task: asyncio.Future[Any]) -> None:
-  _closing.discard(task)
-  if not task.cancelled():
-    task.exception()  # which somebody reads, unless it came too late
-
-
-class _Steps(_Instances):
-  """An episode of steps: the environment answers each turn."""
-
-  async def play(
-    self, made: Any, policy: base.Policy, example: dict[str, Any], seed: int
-  ) -> float | None:
-    of = f'of the environment {self.form.name!r}'
-    said = await self.run(made.reset, example, seed)
-    while True:
-      reply = await policy.say(*messages(said, f'reset or step {of}'))
-      action = base.Action(
-        reply.text, reply.calls, reply.reasoning, reply.finish
-      )
-      step = await self.run(made.step, action)
-      if not isinstance(step, base.Step):
-        raise ValueError(
-          f'step {of} returned a {plain_text.kind(step)}, but a Step is required,'
-          ' as in Step(observation, reward=0.0, done=False).'
-        )
-      policy.reward(number(step.reward, f'The reward of a step {of}'), reply.turn)
-      if step.done:
-        return None
-      said = step.observation
-
-
-class _Tools(_Instances):
-  """An episode of calls: it ends with the first turn that has none."""
-
-  async def play(
-    self, made: Any, policy: base.Policy, example: dict[str, Any], seed: int
-  ) -> float | None:
-    of = f'of the environment {self.form.name!r}'
-    said, rewards = None, getattr(made, 'reward', None)
-    if hasattr(made, 'reset'):
-      said = await self.run(made.reset, example, seed)
-    new = _prompt(example, of) if said is None else messages(said, f'reset {of}')
-    functions = self.form.tools(made)
-    try:
-      while (reply := await policy.say(*new)).calls:
-        outcomes = await tools_lib.run_calls(
-          reply.calls, functions, self.tool_secs
-        )
-        new = [one.message for one in outcomes]
-    except base.Ended:
-      if rewards is None:
-        raise
-    value = None if rewards is None else await self.run(rewards)
-    return None if value is None else number(value, f'The reward {of}')
-
-
-def _prompt(example: Mapping[str, Any], of: str) -> list[base.Message]:
-  """What the record asks, where the environment says nothing."""
-  if 'prompt' not in example:
-    raise ValueError(
-      f"The tools {of} need a field 'prompt' of the record, but it has "
-      f'{sorted(map(str, example))}; add it, or a method reset that returns the '
-      'first message.'
-    )
-  return messages(example['prompt'], "The field 'prompt' of the record")
-
-
-class _Shared:
-  """An instance that somebody else made, for one episode at a time."""
-
-  def __init__(self, playing: Any, turn: asyncio.Lock):
-    self._playing = playing
-    self._turn = turn
-
-  async def __call__(
-    self, policy: base.Policy, example: Mapping[str, Any], seed: int
-  ) -> float | None:
-    async with self._turn:
-      return await self._playing(policy, example, seed)
-
-  async def close(self) -> None:
-    """Leaves the instance open: who has made it closes it."""

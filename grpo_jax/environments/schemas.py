@@ -20,7 +20,9 @@ _SIMPLE = {
 }  # fmt: skip
 _LISTS = list, tuple, collections.abc.Sequence, collections.abc.Iterable
 _OBJECTS = dict, collections.abc.Mapping
-_TAKEN = 'str, int, float, bool, list[...], dict[str, ...], Literal[...] or None'
+_TAKEN = (
+  'str, int, float, bool, list[...], dict[str, ...], Literal[...] or None'
+)
 
 
 def describe(
@@ -63,8 +65,8 @@ def describe(
       )
     if one.name not in hints:
       raise ValueError(
-        f'The argument {one.name!r} of the tool {name!r} has no type, which the '
-        f'model is told; annotate it, as in {one.name}: str.'
+        f'The argument {one.name!r} of the tool {name!r} has no type, which '
+        f'the model is told; annotate it, as in {one.name}: str.'
       )
     fields[one.name] = _of_type(hints[one.name], one.name, name)
     if one.name in said:
@@ -113,7 +115,8 @@ def _of_type(hint: Any, argument: str, tool: str) -> dict[str, Any]:
       return schema
   raise ValueError(
     f'The argument {argument!r} of the tool {tool!r} has the type '
-    f'{getattr(hint, "__name__", hint)}, which JSON does not have; use {_TAKEN}.'
+    f'{getattr(hint, "__name__", hint)}, which JSON does not have; use '
+    f'{_TAKEN}.'
   )
 
 
@@ -213,11 +216,20 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
   'array': lambda value: isinstance(value, list | tuple),
   'object': lambda value: isinstance(value, Mapping),
 }
-_AS_PYTHON = {'True': True, 'False': False, 'None': None}  # as Jinja writes them
+_AS_PYTHON = {
+  'True': True,
+  'False': False,
+  'None': None,
+}  # as Jinja writes them
 
 
-def _value(value: Any, schema: Any) -> Any:
+def _value(value: Any, schema: Any, turn: bool = True) -> Any:
   """A value as a schema wants it.
+
+  Args:
+    value: What was given.
+    schema: Of the value.
+    turn: Whether it may be turned to another type; see `fit`.
 
   Raises:
     _Misfit: It does not fit.
@@ -226,57 +238,59 @@ def _value(value: Any, schema: Any) -> Any:
     return value
   some = schema.get('anyOf') or schema.get('oneOf')
   if some:
-    return _any(value, some)
+    return _any(value, some, turn)
   if 'enum' in schema:
-    return _choice(value, schema['enum'])
+    return _choice(value, schema['enum'], turn)
   wanted = schema.get('type') or ()
   wanted = [wanted] if isinstance(wanted, str) else [*wanted]
   kinds = [_KINDS[one] for one in wanted if one in _KINDS]
   if not any(kind(value) for kind in kinds) and kinds:
-    value = _turned(value, wanted)
+    value = _turned(value, wanted, turn)
   if isinstance(value, list | tuple) and 'items' in schema:
-    return [_value(one, schema['items']) for one in value]
+    return [_value(one, schema['items'], turn) for one in value]
   if isinstance(value, Mapping):
-    return _fields(value, schema)
+    return _fields(value, schema, turn)
   return value
 
 
-def _any(value: Any, schemas: Sequence[Any]) -> Any:
+def _any(value: Any, schemas: Sequence[Any], turn: bool) -> Any:
   misfits = []
-  for one in schemas:
-    try:
-      return _value(value, one)
-    except _Misfit as error:
-      misfits.append(str(error))
+  for turned in (False, True)[: 1 + turn]:  # what fits as it is comes first
+    for one in schemas:
+      try:
+        return _value(value, one, turned)
+      except _Misfit as error:
+        misfits.append(str(error))
   raise _Misfit(' or '.join(dict.fromkeys(misfits)))
 
 
-def _choice(value: Any, choices: Sequence[Any]) -> Any:
+def _choice(value: Any, choices: Sequence[Any], turn: bool) -> Any:
   for one in choices:
     if type(one) is type(value) and one == value:
       return value
   for one in choices:  # 3 may be written as a text
-    if isinstance(value, str) and not isinstance(one, str):
+    if turn and isinstance(value, str) and not isinstance(one, str):
       if value in (str(one), json.dumps(one, default=str)):
         return one
   raise _Misfit('one of ' + ', '.join(map(repr, choices)))
 
 
-def _turned(value: Any, wanted: Sequence[str]) -> Any:
+def _turned(value: Any, wanted: Sequence[str], turn: bool) -> Any:
   """A value of another type that says the same.
 
   Raises:
     _Misfit: There is none.
   """
-  if isinstance(value, str) and 'string' not in wanted:
+  if turn and isinstance(value, str) and 'string' not in wanted:
     try:
       read = _AS_PYTHON.get(value.strip(), value)
       read = json.loads(value) if read is value else read
     except (ValueError, RecursionError):
       read = value
     if not isinstance(read, str):
-      return _value(read, {'type': [*wanted]})
-  if type(value) is float and 'integer' in wanted and value.is_integer():
+      return _value(read, {'type': [*wanted]}, turn)
+  whole = type(value) is float and value.is_integer()
+  if turn and whole and 'integer' in wanted:
     return int(value)
   articles = {'integer': 'an', 'array': 'an', 'object': 'an'}
   raise _Misfit(
@@ -284,7 +298,9 @@ def _turned(value: Any, wanted: Sequence[str]) -> Any:
   )
 
 
-def _fields(value: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
+def _fields(
+  value: Mapping[str, Any], schema: Mapping[str, Any], turn: bool
+) -> Any:
   known = schema.get('properties', {})
   for name in schema.get('required', ()):
     if name not in value:
@@ -293,5 +309,6 @@ def _fields(value: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
   if other is False and set(value) - set(known):
     raise _Misfit(f'an object with {sorted(known)} alone')
   return {
-    name: _value(one, known.get(name, other)) for name, one in value.items()
+    name: _value(one, known.get(name, other), turn)
+    for name, one in value.items()
   }

@@ -67,8 +67,6 @@ class Thread:
 def _serve(jobs: queue.SimpleQueue[Any]) -> None:
   while (job := jobs.get()) is not None:
     loop, future, run = job
-    if future.cancelled():
-      continue
     result, error = None, None
     try:
       result = run()
@@ -80,8 +78,10 @@ def _serve(jobs: queue.SimpleQueue[Any]) -> None:
       error = Stopped(plain_text.named(stop))
     try:
       loop.call_soon_threadsafe(_settle, future, result, error)
-    except RuntimeError:  # the loop is closed
-      return
+    except (
+      RuntimeError
+    ):  # the loop is closed; what follows may close an instance
+      pass
     del job, loop, future, run, result, error  # while it waits for the next
 
 
@@ -173,15 +173,18 @@ class Blocking:
     self._waiting = set() if waiting is None else waiting
 
   def say(self, *new: Any, **options: Any) -> Any:
+    """See `base.Policy.say`."""
     return self._wait(lambda: self._policy.say(*new, **options))
 
   def fork(self) -> Any:
+    """See `base.Policy.fork`."""
     return self._wait(self._fork)
 
   def _fork(self) -> 'Blocking':
     return Blocking(self._policy.fork(), self._waiting)
 
   def reward(self, value: float, turn: int | None = None) -> None:
+    """See `base.Policy.reward`."""
     self._wait(lambda: self._policy.reward(value, turn))
 
   def _wait(self, ask: Callable[[], Any]) -> Any:

@@ -83,7 +83,7 @@ def tool(function: _Function) -> _Function:
   Returns:
     The same function, marked.
   """
-  setattr(function, _MARK, True)
+  setattr(getattr(function, '__func__', function), _MARK, True)
   return function
 
 

@@ -3,6 +3,11 @@
 In our own words, but each writes calls as the models of its family read them.
 """
 
+import functools
+import json
+
+import jinja2
+
 _EACH = '{%- for call in calls %}'
 
 HERMES = (
@@ -33,9 +38,7 @@ _PYTHON = (
   "{{- ']' }}"
 )
 PYTHONIC = _PYTHON
-LFM2 = (
-  "{{- '<|tool_call_start|>' }}" + _PYTHON + "{{- '<|tool_call_end|>' }}"
-)
+LFM2 = "{{- '<|tool_call_start|>' }}" + _PYTHON + "{{- '<|tool_call_end|>' }}"
 LLAMA4 = "{{- '<|python_start|>' }}" + _PYTHON + "{{- '<|python_end|>' }}"
 _GEMMA = (
   '{%- macro written(value) %}'
@@ -43,7 +46,7 @@ _GEMMA = (
   "{%- elif value is mapping %}{{- '{' }}{% for name, one in value.items() %}"
   "{{- name + ':' }}{{- written(one) }}{{- ',' if not loop.last }}"
   "{%- endfor %}{{- '}' }}"
-  "{%- elif value is boolean or value is none or value is number %}"
+  '{%- elif value is boolean or value is none or value is number %}'
   '{{- value | tojson }}'
   "{%- else %}{{- '[' }}{% for one in value %}{{- written(one) }}"
   "{{- ',' if not loop.last }}{% endfor %}{{- ']' }}{% endif %}"
@@ -55,7 +58,7 @@ FUNCTION_GEMMA = (
   "{%- set END = '<end_function_call>' %}" + _GEMMA
 )
 GEMMA4 = (
-  '{%- set QUOTE = \'<|"|>\' %}{% set START = \'<|tool_call>\' %}'
+  "{%- set QUOTE = '<|\"|>' %}{% set START = '<|tool_call>' %}"
   "{%- set END = '<tool_call|>' %}" + _GEMMA
 )
 BLOCK = (
@@ -82,14 +85,15 @@ ALL = {
 
 def render(template: str, calls) -> str:
   """What a template writes for calls: (name, arguments) each."""
-  import json
+  written = [{'name': name, 'arguments': given} for name, given in calls]
+  return compiled(template).render(calls=written)
 
-  import jinja2
 
+@functools.cache
+def compiled(template: str) -> jinja2.Template:
   environment = jinja2.Environment()
   environment.filters['tojson'] = lambda value: json.dumps(
     value, ensure_ascii=False
   )
   environment.filters['python'] = repr
-  written = [{'name': name, 'arguments': given} for name, given in calls]
-  return environment.from_string(template).render(calls=written)
+  return environment.from_string(template)

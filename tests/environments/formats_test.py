@@ -98,10 +98,21 @@ def cut(rng, text, special):
 @pytest.mark.parametrize('special', [True, False], ids=['ids', 'texts'])
 @pytest.mark.parametrize('family', call_templates.ALL)
 def test_what_a_template_writes_is_read_back(family, special):
+  check_templates(family, special, range(8))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('special', [True, False], ids=['ids', 'texts'])
+@pytest.mark.parametrize('family', call_templates.ALL)
+def test_all_that_a_template_writes_is_read_back(family, special):
+  check_templates(family, special, range(8, 500))
+
+
+def check_templates(family, special, seeds):
   name, template = call_templates.ALL[family]
   format = formats.find(name)
-  rng = random.Random(family)
-  for _ in range(60):
+  for seed in seeds:
+    rng = random.Random(f'{family} {seed}')
     calls = [
       (
         rng.choice(['search', 'get_it', 'f2']),
@@ -272,7 +283,8 @@ def test_texts_that_only_meet_at_a_special_token_are_no_mark():
     '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
     '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
     '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>' % ('9' * 5000),
+    '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>'
+    % ('9' * 5000),
     '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
     '<tool_call>{"name": "f", "arguments": {"a": "\ud800"}}</tool_call>',
     '<tool_call>%s</tool_call>' % ('[' * 5000),
@@ -289,7 +301,9 @@ def test_one_bad_call_spoils_no_other(bad):
   assert [(one.name, one.arguments) for one in good] == [('f', {'a': 1})] * 2
   wrong = [one for one in parsed.calls if one.problem]
   assert wrong and all(one.arguments is None for one in wrong)
-  assert all(re.fullmatch(r'The call [^\n]*\.', p) for p in problems(parsed) if p)
+  assert all(
+    re.fullmatch(r'The call [^\n]*\.', p) for p in problems(parsed) if p
+  )
   assert parsed.calls[0] in good and parsed.calls[-1] in good
 
 
@@ -345,7 +359,7 @@ def test_an_answer_is_no_call(name, text):
     ('pythonic', '[f(1)]', None),
     ('pythonic', '[f(a=__import__("os"))]', None),
     ('pythonic', '[f(a=1)', None),
-    ('pythonic', '[f(a=%s1%s)]' % ('[' * 5000, ']' * 5000), None),
+    ('pythonic', f'[f(a={"[" * 5000}1{"]" * 5000})]', None),
     ('pythonic', '[f(a=%s)]' % ('-' * 5000 + '1'), None),
     ('pythonic', r"[f(a='\x41\u00e9\q\n\'')]", [('f', {'a': "Aé\\q\n'"})]),
     ('gemma', '<|tool_call>call:f{a:{b:[1,None]},"c d":"e"}<tool_call|>',
@@ -379,16 +393,27 @@ SCRAPS = (
   *MARKS, *CALL.values(), BODY, '{', '}', '[', ']', '(', ')', '"', "'", '\\',
   '\\ud800', '\ud800', '\0', '\ufdd0', '\ufdd1', '\ufdef', 'call:f', 'f(', 'a=',
   '<function=', '<function=f>', '</function>', '<parameter=a>', '</parameter>',
-  '```', '```json\n', '\n', ' ', '1e999', '9' * 2000, '-', 'NaN', 'x', 'é', '😀',
-  '[' * 300, '{"a":' * 300, ';', '"""', '<|im_end|>', '!f', '\r\n', '\u2028',
+  '```', '```json\n', '\n', ' ', '1e999', '9' * 2000, '-', 'NaN', 'x', 'é',
+  '😀', '[' * 300, '{"a":' * 300, ';', '"""', '<|im_end|>', '!f', '\r\n',
+  '\u2028',
 )  # fmt: skip
 
 
 @pytest.mark.parametrize('name', EVERY)
 def test_no_pieces_make_a_format_raise(name):
+  check_pieces(name, range(60))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', EVERY)
+def test_no_pieces_ever_make_a_format_raise(name):
+  check_pieces(name, range(60, 10_000))
+
+
+def check_pieces(name, seeds):
   format = formats.find(name)
-  rng = random.Random(name)
-  for _ in range(400):
+  for seed in seeds:
+    rng = random.Random(f'{name} {seed}')
     pieces = [
       Piece(rng.choice(SCRAPS), rng.random() < 0.3)
       for _ in range(rng.randrange(14))
@@ -420,8 +445,8 @@ LONG = {
              '</tool_call>', '<think>', '<tool_call>[' ),
   'xml': ('<tool_call><function=f><parameter=a></tool_call>',
           '<tool_call><function=f><parameter=a>', '<function=f>', '<'),
-  'llama_json': ('<|python_tag|>', '{"name":1,', '{"name":"f","parameters":{}};',
-                 '{"type":', '{"name":"f","parameters":'),
+  'llama_json': ('<|python_tag|>', '{"name":1,', '{"type":',
+                 '{"name":"f","parameters":{}};', '{"name":"f","parameters":'),
   'pythonic': ('[f(', '[f(a=1),', 'f(a=', '[f(a="', '<|python_start|>[f(a="',
                '<|tool_call_start|><|python_start|>', '[f(a=1_'),
   'gemma': ('<|tool_call>', '<|tool_call>call:f{a:<|"|>', '<escape>',
@@ -432,8 +457,18 @@ LONG = {
 
 @pytest.mark.parametrize('name', LONG)
 def test_a_long_turn_takes_time_in_proportion(name):
+  check_secs(name, LONG[name][:2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', LONG)
+def test_every_long_turn_takes_time_in_proportion(name):
+  check_secs(name, LONG[name][2:])
+
+
+def check_secs(name, units):
   format = formats.find(name)
-  for unit in LONG[name]:
+  for unit in units:
     text = unit * (100_000 // len(unit))
     start = time.process_time()
     formats.parse(format, [Piece(text)])
@@ -459,5 +494,7 @@ def test_a_function_of_ones_own_is_a_format():
   ],
 )
 def test_a_misspelt_format_is_refused(name, said):
-  with pytest.raises(ValueError, match=re.escape(said) if '(' in said else said):
+  with pytest.raises(
+    ValueError, match=re.escape(said) if '(' in said else said
+  ):
     formats.find(name)

@@ -107,3 +107,8 @@ def guess(template_text: str) -> str:
     if mark in template_text:
       return name
   return '' if 'tool_calls' in template_text else 'json_block'
+
+
+__all__ = [
+  'FORMATS', 'NAMES', 'Format', 'Parsed', 'Piece', 'find', 'guess', 'parse',
+]  # fmt: skip

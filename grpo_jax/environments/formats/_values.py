@@ -44,15 +44,14 @@ class Reader:
 
   def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
     """What matches here, behind white space; then it has been read."""
-    at = _SPACE.match(self.text, self.at).end()
-    found = pattern.match(self.text, at)
+    found = pattern.match(self.text, self._behind_space())
     if found:
       self.at = found.end()
     return found
 
   def next(self, *signs: str) -> str:
     """The sign that stands here, which then has been read; '' if none does."""
-    self.at = _SPACE.match(self.text, self.at).end()
+    self.at = self._behind_space()
     for sign in signs:
       if self.text.startswith(sign, self.at):
         self.at += len(sign)
@@ -69,7 +68,11 @@ class Reader:
 
   def ended(self) -> bool:
     """Whether nothing is left but white space."""
-    return _SPACE.match(self.text, self.at).end() == len(self.text)
+    return self._behind_space() == len(self.text)
+
+  def _behind_space(self) -> int:
+    space = _SPACE.match(self.text, self.at)
+    return space.end() if space else self.at
 
   def _fail(self, wanted: str) -> Any:
     here = self.text[self.at : self.at + 20].strip()
