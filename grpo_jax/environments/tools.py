@@ -186,7 +186,7 @@ def shorten(text: str, characters: int) -> str:
   """Cuts the middle out of a text that is too long, and says so there.
 
   >>> shorten('0123456789' * 10, 60)
-  '01234567890123[... 72 characters are left out ...]67890123456789'
+  '012345678901[... 77 characters are left out ...]90123456789'
 
   Args:
     text: Any.
