@@ -1,4 +1,7 @@
-"""Threads for the sync code of episodes."""
+"""Threads for what the code of an episode calls by `asyncio.to_thread`.
+
+Sync methods of environments and sync tools have those of `threads`.
+"""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -24,7 +27,6 @@ class Threads:
     self._marks = marks
     self._lock = threading.Lock()
     self._idle: list[queue.SimpleQueue[Any]] = []
-    self._all: list[threading.Thread] = []
     self._closed = False
 
   def submit(self, call: Callable[[], Any]) -> futures.Future[Any]:
@@ -40,7 +42,6 @@ class Threads:
         thread = threading.Thread(
           target=self._serve, args=(calls,), name='episode', daemon=True
         )
-        self._all.append(thread)
         thread.start()
     calls.put((made, call))
     return made
@@ -51,11 +52,6 @@ class Threads:
       self._closed = True
       while self._idle:
         self._idle.pop().put(None)
-
-  def is_busy(self) -> bool:
-    """Whether a thread has not ended."""
-    self._all = [one for one in self._all if one.is_alive()]
-    return bool(self._all)
 
   def _serve(self, calls: queue.SimpleQueue[Any]) -> None:
     while (job := calls.get()) is not None:
@@ -104,5 +100,7 @@ class Executor(futures.ThreadPoolExecutor):
     context = contextvars.copy_context()
     return self._current().submit(lambda: context.run(fn, *args, **kwargs))
 
-  def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+  def shutdown(
+    self, wait: bool = True, *, cancel_futures: bool = False
+  ) -> None:
     """Does nothing: the threads end with their episodes."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
-import math
 from typing import Any
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from grpo_jax.config import plain_text
 from grpo_jax.environments.base import Message
 
 _MOST_CHARACTERS = 1 << 26  # of one text
-_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 _LONGEST = 300  # characters of a reason
 
 
@@ -217,32 +215,6 @@ def messages(new: Sequence[Any]) -> tuple[Message, ...]:
       )
     found.append(plain(one))
   return tuple(found)
-
-
-def number(value: Any, subject: str) -> float:
-  """A reward as a float.
-
-  Args:
-    value: What an environment gave.
-    subject: The first words of an error message.
-
-  Raises:
-    TypeError: It is no number.
-    ValueError: It is no finite float32.
-  """
-  if getattr(value, 'ndim', None) == 0:
-    value = value.item()
-  if not isinstance(value, int | float):
-    raise TypeError(
-      f'{subject} is {plain_text.shown(value)} of type'
-      f' {plain_text.kind(value)}, but a number is required.'
-    )
-  if math.isnan(value) or not -_FLOAT32_MAX <= value <= _FLOAT32_MAX:
-    raise ValueError(
-      f'{subject} is {plain_text.shown(value)}, but a finite float32 is'
-      ' required.'
-    )
-  return float(value)
 
 
 def reason(error: BaseException) -> str:

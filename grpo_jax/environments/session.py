@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import MutableSequence
 from collections.abc import Sequence
 import contextvars
-import inspect
 import itertools
 import os
 import threading
@@ -15,16 +14,19 @@ import types
 from typing import Any
 import weakref
 
-from grpo_jax.environments import events
 from grpo_jax.environments import episode_threads
+from grpo_jax.environments import events
+from grpo_jax.environments import playing
+from grpo_jax.environments import threads
+from grpo_jax.environments import tools as tools_lib
 from grpo_jax.environments.base import Ended
 from grpo_jax.environments.base import Message
 from grpo_jax.environments.base import Reply
 from grpo_jax.environments.base import Unavailable
 
 _MOST_SWALLOWED = 3  # times that an episode may go on after it was ended
-_CLOSE_SECS = 30.0  # by default the longest that `close` may wait
 _OVER = 'The episode is over.'
+Ready = tuple[tuple[Mapping[str, Any], ...], playing.Playing]
 
 
 class Context:
@@ -41,16 +43,6 @@ class Context:
     self._tools, self._turn = tools, turn
     self._asked = False  # until the answer is there
     self._answer: asyncio.Future[Reply] | None = None
-
-  @property
-  def tool_secs(self) -> float:
-    """The longest that one call of a tool may take."""
-    return self._session.tool_secs
-
-  def count_tools(self, calls: int, errors: int) -> None:
-    """Counts calls of tools that were made, and those that went wrong."""
-    self._session.tool_calls += calls
-    self._session.tool_errors += errors
 
   async def say(
     self,
@@ -116,7 +108,7 @@ class Context:
     session = self._session
     if session.is_over:
       raise Ended(_OVER)
-    value = events.number(value, 'The reward of a turn')
+    value = playing.number(value, 'The reward of a turn')
     turn = self._turn if turn is None else turn
     if turn not in session.turns:
       raise ValueError(
@@ -165,23 +157,21 @@ class Session:
   Attributes:
     episode: Its number.
     loop: The event loop that plays it.
-    tool_secs: The longest that one call of a tool may take.
     tools: The schemas that its policy reads.
     contexts: Those of its policy, by their numbers.
     turns: The numbers of its turns so far.
-    tool_calls, tool_errors, parse_errors: See `events.Done`.
     is_over: Whether its last word is said.
     is_parked: Whether it waits for an answer that will never come.
     why_stopped: Why it was ended with no regard for what it does; or ''.
     tasks: All that it has started in the loop.
-    threads: For its sync code.
+    threads: For what it calls by `asyncio.to_thread`.
+    kept: What has played it, if it may play another one.
 
   Args:
     begin: What to play.
     slot: Its place in `running`.
     running: How many pieces of its code run just now, for each slot. Who looks
       at a process that has ended or hangs, sees there whose code it was.
-    tool_secs: The longest that one call of a tool may take.
     emit: Takes its events.
     stopping: Called when it is stopped, to see whether it does.
   """
@@ -193,71 +183,68 @@ class Session:
     begin: events.Begin,
     slot: int,
     running: MutableSequence[int],
-    tool_secs: float,
     emit: Callable[[events.Word], None],
     stopping: Callable[['Session'], None],
   ):
-    self.episode, self.tool_secs = begin.episode, tool_secs
+    self.episode = begin.episode
     self.tools: tuple[Mapping[str, Any], ...] = ()
     self.contexts = {0: Context(self)}
     self.turns: set[int] = set()
-    self.tool_calls = self.tool_errors = self.parse_errors = 0
+    self.kept: playing.Playing | None = None
     self.is_over = self.is_parked = False
     self.why_stopped = ''
     self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
     self._marks = _Marks(running, slot)
-    self.threads = episode_threads.Threads(self._marks)
+    self._calls = _Marks(running, slot)
+    self.threads = episode_threads.Threads(self._calls)
     self._begin, self._emit, self._stopping = begin, emit, stopping
     self._numbers = itertools.count(1)
     self._lock = threading.Lock()
     self._secs, self._since, self._asked = 0.0, time.monotonic(), 0
-    self._why_ended, self._swallowed = '', 0
+    self._why_ended, self._swallowed, self._parse_errors = '', 0, 0
 
-  async def play(self, resolved: Callable[[], Any]) -> None:
-    """Plays it from its begin to its end; never raises."""
+  async def play(self, ready: Callable[[], Ready]) -> None:
+    """Plays it from its begin to its end; never raises.
+
+    Args:
+      ready: The schemas of the tools, and what plays.
+    """
     _session.set(self)
+    threads.watch.set(self._calls)
     self.loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
     self.tasks.add(task)
-    await self._mark(self._play(resolved))
+    await self._mark(self._play(ready))
 
-  async def _play(self, resolved: Callable[[], Any]) -> None:
-    play = None
+  async def _play(self, ready: Callable[[], Ready]) -> None:
     try:
-      made = resolved()
-      self.tools = tuple(events.plain(made.tools))
+      self.tools, play = ready()
       self._since = time.monotonic()
       self._emit(events.Began(self.episode))
-      play = made.make()
-      value = await play(self.contexts[0], self._begin.example, self._begin.seed)
+      with tools_lib.counted() as counts:
+        try:
+          value = await play(
+            self.contexts[0], self._begin.example, self._begin.seed
+          )
+        except Ended:
+          if not self._why_ended:  # it is the environment's own
+            raise
+          value = None  # beside the rewards of its turns
       if value is not None:
-        value = events.number(value, 'The reward of the episode')
-      event = self._done(value)
-    except Ended as error:
-      event = self._done(None) if self._why_ended else self._failed(error)
+        value = playing.number(value, 'The reward of the episode')
+      event = events.Done(
+        self.episode,
+        value,
+        counts.calls,
+        counts.errors,
+        self._parse_errors,
+        self._own_secs(),
+      )
+      self.kept = play
     except BaseException as error:
       event = self._failed(error)
-    try:
-      close = getattr(play, 'close', None)
-      if close is not None and inspect.isawaitable(closing := close()):
-        await asyncio.wait_for(closing, _CLOSE_SECS)
-    except BaseException as error:
-      if isinstance(event, events.Done):
-        event = self._failed(error)
-    if isinstance(event, events.Done):
-      event = self._done(event.reward)  # with the time that `close` took
     self.end(event)
-
-  def _done(self, reward: float | None) -> events.Done:
-    return events.Done(
-      self.episode,
-      reward,
-      self.tool_calls,
-      self.tool_errors,
-      self.parse_errors,
-      self._own_secs(),
-    )
 
   def _failed(self, error: BaseException) -> events.Failed:
     if self.why_stopped:
@@ -286,7 +273,7 @@ class Session:
     if not self._asked:
       self._since = time.monotonic()
     self.turns.add(reply.turn)
-    self.parse_errors += len(reply.problems)
+    self._parse_errors += len(reply.problems)
     self.contexts[context].answer(reply)
 
   async def check_goes_on(self) -> None:
@@ -335,6 +322,10 @@ class Session:
     for context in self.contexts.values():
       context.end(_OVER)
 
+  def is_busy(self) -> bool:
+    """Whether code of it still runs in a thread."""
+    return self._calls.count > 0
+
   def number(self) -> int:
     """A number for another context."""
     return next(self._numbers)
@@ -355,22 +346,31 @@ class Session:
     return task
 
 
+_counting = threading.Lock()
+
+
 class _Marks:
-  """Counts in a slot how many pieces of an episode's code run."""
+  """Counts in a slot how many pieces of an episode's code run.
+
+  Attributes:
+    count: How many of those that were entered here.
+  """
 
   def __init__(self, running: MutableSequence[int], slot: int):
+    self.count = 0
     self._running, self._slot = running, slot
-    self._lock = threading.Lock()
     self._process = os.getpid()
 
   def __enter__(self) -> None:
-    with self._lock:
+    with _counting:
+      self.count += 1
       self._running[self._slot] = min(self._running[self._slot] + 1, 255)
 
   def __exit__(self, *_: Any) -> None:
     if os.getpid() != self._process:  # the code has forked; this is the child
       os._exit(0)
-    with self._lock:
+    with _counting:
+      self.count -= 1
       self._running[self._slot] = max(self._running[self._slot] - 1, 0)
 
 

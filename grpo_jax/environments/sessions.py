@@ -3,7 +3,7 @@
 A `Player` plays many episodes at once. It is told `begin`, `answer` and
 `cancel`, and `wait` says what the episodes want:
 
-    with sessions.Player({'': 'my_lab.envs:Wordle'}, sessions.Options()) as player:
+    with sessions.Player({'': 'my_lab.envs:Wordle'}) as player:
       player.begin(Begin(0, example, seed=0, environment=''))
       while player.live:
         for event in player.wait():
@@ -122,9 +122,7 @@ class _Live:
     why: Why it was stopped.
   """
 
-  def __init__(
-    self, begin: Begin, number: int, place: places.Place, slot: int
-  ):
+  def __init__(self, begin: Begin, number: int, place: places.Place, slot: int):
     self.begin, self.number, self.place, self.slot = begin, number, place, slot
     self.asked: set[int] = set()
     self.secs = 0.0
@@ -381,7 +379,9 @@ class Player:
   def _of(self, place: places.Place) -> list[_Live]:
     return [live for live in self._live.values() if live.place is place]
 
-  def _heard(self, place: places.Place, word: events.Word | places.Gone) -> None:
+  def _heard(
+    self, place: places.Place, word: events.Word | places.Gone
+  ) -> None:
     if isinstance(word, places.Gone):
       self._gone(place, word.reason)
       return

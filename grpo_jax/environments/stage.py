@@ -12,20 +12,22 @@ import contextlib
 import threading
 from typing import Any
 
-from grpo_jax.environments import events
-from grpo_jax.environments import session as session_lib
 from grpo_jax.environments import episode_threads
+from grpo_jax.environments import events
+from grpo_jax.environments import forms
+from grpo_jax.environments import playing
+from grpo_jax.environments import session as session_lib
 from grpo_jax.environments.base import Reply
 
 _TIDY_SECS = 1.0  # until what an episode has left behind counts as stuck
+_END_SECS = 0.3  # that a thread needs to end
 
 
 class Stage:
   """Sessions in an event loop.
 
   Args:
-    resolved: Finds an environment by its name, once for each episode: an object
-      with `make` and `tools`, see `forms.Made`.
+    resolved: Finds an environment by its name.
     running: A number for each slot; see `session.Session`.
     tool_secs: The longest that one call of a tool may take.
     emit: Takes the events of one turn of the loop.
@@ -34,7 +36,7 @@ class Stage:
 
   def __init__(
     self,
-    resolved: Callable[[str], Any],
+    resolved: Callable[[str], forms.Made],
     running: MutableSequence[int],
     tool_secs: float,
     emit: Callable[[list[events.Word]], None],
@@ -43,6 +45,8 @@ class Stage:
     self._resolved, self._running = resolved, running
     self._tool_secs, self._emit, self._idle = tool_secs, emit, idle
     self._sessions: dict[int, session_lib.Session] = {}
+    self._kept: dict[str, list[playing.Playing]] = {}
+    self._unwell_since: float | None = None
     self._mains: set[asyncio.Task[Any]] = set()
     self._words: list[events.Word] = []
     self._lock = threading.Lock()
@@ -68,6 +72,8 @@ class Stage:
         if self._mains
         else asyncio.sleep(0)
       )
+    with contextlib.suppress(BaseException):
+      self._loop.run_until_complete(self._close_kept())
     for one in self._sessions.values():
       one.threads.close()
     self._own_threads.close()
@@ -85,7 +91,7 @@ class Stage:
     """Begins an episode."""
     self._running[slot] = 0
     made = session_lib.Session(
-      begin, slot, self._running, self._tool_secs, self.say, self._stopping
+      begin, slot, self._running, self.say, self._stopping
     )
     self._sessions[begin.episode] = made
     main = self._loop.create_task(self._play(made, begin.environment))
@@ -131,8 +137,17 @@ class Stage:
     self._emit(words)
 
   async def _play(self, made: session_lib.Session, environment: str) -> None:
-    await made.play(lambda: self._resolved(environment))
+    await made.play(lambda: self._ready(environment))
+    if made.kept is not None:
+      self._kept.setdefault(environment, []).append(made.kept)
     await self._tidy(made)
+
+  def _ready(self, environment: str) -> session_lib.Ready:
+    """What plays an episode: what has played another one, or a new one."""
+    found = self._resolved(environment)
+    kept = self._kept.get(environment)
+    play = kept.pop() if kept else found.make(tool_secs=self._tool_secs)
+    return tuple(events.plain(found.tools)), play
 
   async def _tidy(self, made: session_lib.Session) -> None:
     """Ends what an episode has left behind, or says that it cannot."""
@@ -145,19 +160,42 @@ class Stage:
       with contextlib.suppress(BaseException):
         await asyncio.wait(left, timeout=_TIDY_SECS)
     made.threads.close()
-    pause = 0.001
-    while made.threads.is_busy() and self._loop.time() < until:
-      await asyncio.sleep(pause)
-      pause = min(2 * pause, 0.05)
+    await self._until(lambda: not made.is_busy(), until)
     self._sessions.pop(made.episode, None)
-    if made.threads.is_busy() or any(not task.done() for task in left):
+    if made.is_busy() or any(not task.done() for task in left):
       self.say(
         events.Stuck(made.episode)
         if made.why_stopped
         else events.Spoiled('a thread or a task was left behind')
       )
-    elif not self._sessions and not self._idle():
+      return
+    await self._until(lambda: bool(self._sessions) or self._is_well(), until)
+    if self._is_spoiled():
       self.say(events.Spoiled('the process is not as it was'))
+
+  def _is_well(self) -> bool:
+    """Whether the process is as it was, which only one without episodes is."""
+    well = self._idle()
+    if well:
+      self._unwell_since = None
+    elif self._unwell_since is None:
+      self._unwell_since = self._loop.time()
+    return well
+
+  def _is_spoiled(self) -> bool:
+    """Whether it is not; threads that were told to end need a moment for it."""
+    since = self._unwell_since
+    return since is not None and self._loop.time() - since > _END_SECS
+
+  async def _until(self, fits: Callable[[], bool], until: float) -> None:
+    pause = 0.001
+    while not fits() and self._loop.time() < until:
+      await asyncio.sleep(pause)
+      pause = min(2 * pause, 0.05)
+
+  async def _close_kept(self) -> None:
+    kept = [one for some in self._kept.values() for one in some]
+    await asyncio.gather(*(one.close() for one in kept), return_exceptions=True)
 
   def _stopping(self, made: session_lib.Session) -> None:
     self._loop.call_later(_TIDY_SECS, self._check_stopped, made)

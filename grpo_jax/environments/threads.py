@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from concurrent import futures
+import contextlib
 import contextvars
 import inspect
 import queue
@@ -25,6 +26,10 @@ class Late(Exception):
 class Stopped(RuntimeError):
   """Code of a user has raised what would end a process."""
 
+
+watch: contextvars.ContextVar[contextlib.AbstractContextManager[Any] | None]
+watch = contextvars.ContextVar('watch', default=None)
+"""What is entered around each call in a thread, for who wants to know of it."""
 
 _left: set[asyncio.Future[Any]] = set()  # late ones, until they end
 
@@ -50,7 +55,7 @@ class Thread:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     context = contextvars.copy_context()
-    run = lambda: context.run(function, *args, **kwargs)
+    run = lambda: context.run(_watched, function, *args, **kwargs)
     self._jobs.put((loop, future, run))
     if self._thread is None:
       self._thread = threading.Thread(target=_serve, args=[self._jobs])
@@ -62,6 +67,11 @@ class Thread:
   def end(self) -> None:
     """Ends the thread when it has done what was asked for."""
     self._jobs.put(None)
+
+
+def _watched(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+  with watch.get() or contextlib.nullcontext():
+    return function(*args, **kwargs)
 
 
 def _serve(jobs: queue.SimpleQueue[Any]) -> None:
@@ -78,9 +88,7 @@ def _serve(jobs: queue.SimpleQueue[Any]) -> None:
       error = Stopped(plain_text.named(stop))
     try:
       loop.call_soon_threadsafe(_settle, future, result, error)
-    except (
-      RuntimeError
-    ):  # the loop is closed; what follows may close an instance
+    except RuntimeError:  # the loop is closed; a job may close an instance
       pass
     del job, loop, future, run, result, error  # while it waits for the next
 

@@ -14,7 +14,6 @@ from grpo_jax.environments.base import Ended
 from grpo_jax.environments.base import Step
 from grpo_jax.environments.base import Unavailable
 
-
 _PROCESS = secrets.token_hex(8)  # numbers of processes are those of namespaces
 
 
@@ -177,7 +176,9 @@ async def forks_while_it_waits(policy, example):
 async def forks(policy, example):
   await policy.say('root')
   both = [policy.fork(), policy.fork()]
-  replies = await asyncio.gather(*(one.say(f'{k}') for k, one in enumerate(both)))
+  replies = await asyncio.gather(
+    *(one.say(f'{k}') for k, one in enumerate(both))
+  )
   both[1].reward(0.5)
   return float(len({reply.turn for reply in replies}))
 
@@ -336,7 +337,7 @@ async def is_away_once(policy, example):
   return 1.0
 
 
-class Local:
+class _Local:
   """Cannot be pickled, nor can what it makes be read elsewhere."""
 
   def __reduce__(self):
@@ -346,4 +347,4 @@ class Local:
 def _only_here(process):
   if os.getpid() != process:
     raise ImportError('no such thing here')
-  return Local()
+  return _Local()

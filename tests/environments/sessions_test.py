@@ -22,6 +22,7 @@ NAMES = [
   name
   for name, value in vars(bad_environments).items()
   if getattr(value, '__module__', '') == bad_environments.__name__
+  and name[0] != '_'
 ]
 ENVIRONMENTS = {name: playing.MODULE + name for name in NAMES}
 HASTY_SECS = 0.4
@@ -88,14 +89,14 @@ def test_an_episode_says_the_same_in_every_place(players):
     ('RaisesInReset', "raised KeyError: 'gold'"),
     ('RaisesInStep', 'raised RuntimeError: lost ...'),
     ('RaisesInClose', 'raised OSError: it is in use'),
-    ('ExitsInStep', 'exit 3'),
-    ('StopsIteration', 'raised RuntimeError: StopIteration was raised'),
+    ('ExitsInStep', 'raised Stopped: SystemExit: 3'),
+    ('StopsIteration', 'raised Stopped: StopIteration'),
     ('raises_what_cannot_be_said', 'raised Unsayable: its text cannot be'),
-    ('exits', 'exit 3'),
-    ('exits_beside', 'exit why'),
-    ('interrupts', 'raised KeyboardInterrupt'),
-    ('returns_text', "raised TypeError: The reward of the episode is '1.0'"),
-    ('returns_nan', 'raised ValueError: The reward of the episode is nan'),
+    ('exits', 'raised Stopped: SystemExit: 3'),
+    ('exits_beside', 'raised Stopped: SystemExit: why'),
+    ('interrupts', 'raised Stopped: KeyboardInterrupt'),
+    ('returns_text', 'raised ValueError: What the environment'),
+    ('returns_nan', 'raised ValueError: What the environment'),
     ('rewards_nan', 'raised ValueError: The reward of a turn is nan'),
     ('rewards_too_early', 'raised ValueError: A reward was given before'),
     ('rewards_another_turn', 'raised ValueError: Turn 7 was given a reward'),
@@ -103,7 +104,10 @@ def test_an_episode_says_the_same_in_every_place(players):
     ('says_no_message', 'raised TypeError: `policy.say` was given 7'),
     ('says_nothing', 'raised ValueError: `policy.say` was given no message'),
     ('changes_tools', 'raised ValueError: `policy.say` was given other tools'),
-    ('says_twice_at_once', 'raised RuntimeError: `policy.say` was called while'),
+    (
+      'says_twice_at_once',
+      'raised RuntimeError: `policy.say` was called',
+    ),
     ('forks_while_it_waits', 'raised RuntimeError: `policy.fork` was called'),
     ('ends_itself', 'raised Ended: my own'),
   ],
@@ -293,9 +297,7 @@ def test_a_child_that_comes_back_is_no_worker(in_workers):
     pytest.param('leaves_a_call', marks=pytest.mark.long),
   ],
 )
-def test_who_leaves_something_behind_has_the_process_replaced(
-  in_workers, name
-):
+def test_who_leaves_something_behind_has_the_process_replaced(in_workers, name):
   process = lambda: play(in_workers, ['says_its_process']).events[0][0]
   before = process()
   played = play(in_workers, [name, 'good'])
@@ -332,13 +334,9 @@ class TestExamples:
     assert end.reason.startswith('its example cannot be sent to a worker'), end
 
   def test_one_that_cannot_be_read(self, in_workers):
-    (end,) = play(in_workers, ['good'], {'x': bad_environments.Local()}).ends
+    (end,) = play(in_workers, ['good'], {'x': bad_environments._Local()}).ends
     assert isinstance(end, Failed)
     assert 'raised ImportError: no such thing here' in end.reason, end
-
-  def test_here_it_may_be_anything(self, players):
-    (end,) = play(players('here'), ['good'], {'x': threading.Lock()}).ends
-    assert end.reward == 4.0
 
 
 class TestPlayer:
