@@ -198,8 +198,11 @@ class Worker:
     ended = select.poll()
     ended.register(self._piped.guarded.status, select.POLLIN)
     is_gone = bool(ended.poll(0))  # before its last words are read
+    is_closed = False
     with contextlib.suppress(BlockingIOError):
-      while data := os.read(self.file, 1 << 20):
+      while not is_closed:
+        data = os.read(self.file, 1 << 20)
+        is_closed = not data
         self._read += data
         if not is_gone:
           break
@@ -209,6 +212,8 @@ class Worker:
       return [Gone('it wrote to the pipe of answers')]
     if is_gone:
       heard.append(Gone(self.end() or 'exit 0'))
+    elif is_closed:
+      heard.append(Gone('it closed the pipe of answers'))
     return heard
 
   def runs(self, slot: int) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import MutableSequence
 from collections.abc import Sequence
 import contextvars
 import itertools
@@ -170,8 +169,9 @@ class Session:
   Args:
     begin: What to play.
     slot: Its place in `running`.
-    running: How many pieces of its code run just now, for each slot. Who looks
-      at a process that has ended or hangs, sees there whose code it was.
+    running: A bytearray or the like: how many pieces of code run just now, for
+      each slot. Who looks at a process that has ended or hangs, sees there
+      whose code it was.
     emit: Takes its events.
     stopping: Called when it is stopped, to see whether it does.
   """
@@ -182,7 +182,7 @@ class Session:
     self,
     begin: events.Begin,
     slot: int,
-    running: MutableSequence[int],
+    running: Any,
     emit: Callable[[events.Word], None],
     stopping: Callable[['Session'], None],
   ):
@@ -356,7 +356,7 @@ class _Marks:
     count: How many of those that were entered here.
   """
 
-  def __init__(self, running: MutableSequence[int], slot: int):
+  def __init__(self, running: Any, slot: int):
     self.count = 0
     self._running, self._slot = running, slot
     self._process = os.getpid()

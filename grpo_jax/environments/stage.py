@@ -7,7 +7,6 @@ from any thread.
 
 import asyncio
 from collections.abc import Callable
-from collections.abc import MutableSequence
 import contextlib
 import threading
 from typing import Any
@@ -28,7 +27,7 @@ class Stage:
 
   Args:
     resolved: Finds an environment by its name.
-    running: A number for each slot; see `session.Session`.
+    running: A byte for each slot; see `session.Session`.
     tool_secs: The longest that one call of a tool may take.
     emit: Takes the events of one turn of the loop.
     idle: Called when no session is left; whether the process is as it was.
@@ -37,7 +36,7 @@ class Stage:
   def __init__(
     self,
     resolved: Callable[[str], forms.Made],
-    running: MutableSequence[int],
+    running: Any,
     tool_secs: float,
     emit: Callable[[list[events.Word]], None],
     idle: Callable[[], bool] = lambda: True,
@@ -61,9 +60,12 @@ class Stage:
     """Runs the loop until `close`."""
     asyncio.set_event_loop(self._loop)
     while not self._is_closed:
-      # A task that raises SystemExit raises it here too.
-      with contextlib.suppress(BaseException):
+      try:
         self._loop.run_forever()
+      except (SystemExit, KeyboardInterrupt):  # of a task, which has it too
+        continue
+      except BaseException:  # somebody has closed the files of the loop
+        break
     for one in self._sessions.values():
       one.stop('the player was closed')
     with contextlib.suppress(BaseException):

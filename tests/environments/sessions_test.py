@@ -1,5 +1,6 @@
 """Players: whatever an environment does, each episode ends, and alone."""
 
+import contextlib
 import os
 import threading
 import time
@@ -210,16 +211,18 @@ class TestLimits:
     assert isinstance(end, Done) and 0.04 < end.secs < 0.2, end
 
 
-def test_what_sleeps_for_ever_ends_alone(monkeypatch):
-  for where in sessions.WHERE:
-    hasty = options(where, episode_secs=HASTY_SECS)
-    with sessions.Player(ENVIRONMENTS, hasty) as player:
-      process = play(player, ['says_its_process']).events[0][0]
-      bad, good = play(player, ['sleeps', 'good']).ends
-      assert bad.reason == 'time limit: more than 0.4 s of its own'
-      assert isinstance(bad, Failed) and not bad.unavailable
-      assert good.reward == 4.0
-      assert play(player, ['says_its_process']).events[0][0] == process
+@pytest.mark.parametrize(
+  'where', ['here', pytest.param('workers', marks=pytest.mark.long)]
+)
+def test_what_sleeps_for_ever_ends_alone(where):
+  hasty = options(where, episode_secs=HASTY_SECS)
+  with sessions.Player(ENVIRONMENTS, hasty) as player:
+    process = play(player, ['says_its_process']).events[0][0]
+    bad, good = play(player, ['sleeps', 'good']).ends
+    assert bad.reason == 'time limit: more than 0.4 s of its own'
+    assert isinstance(bad, Failed) and not bad.unavailable
+    assert good.reward == 4.0
+    assert play(player, ['says_its_process']).events[0][0] == process
 
 
 @pytest.mark.parametrize('name', ['loops', 'LoopsInStep', 'HangsInStep'])
@@ -228,8 +231,11 @@ def test_what_sleeps_for_ever_ends_alone(monkeypatch):
 def test_what_cannot_be_stopped_is_ended(monkeypatch, where, name):
   """Episodes beside it begin again, where they had to end with it."""
   monkeypatch.setattr(sessions, '_GRACE_SECS', 1.5)
+  monkeypatch.setattr(bad_environments, 'release', threading.Event())
   hasty = options(where, episode_secs=HASTY_SECS)
-  with sessions.Player(ENVIRONMENTS, hasty) as player:
+  with contextlib.ExitStack() as ends:
+    player = ends.enter_context(sessions.Player(ENVIRONMENTS, hasty))
+    ends.callback(bad_environments.release.set)
     played = play(player, [name, 'good'], text='ok')
     bad, good = played.ends
     assert isinstance(bad, Failed)
@@ -238,6 +244,7 @@ def test_what_cannot_be_stopped_is_ended(monkeypatch, where, name):
     assert play(player, ['good']).ends[0].reward == 4.0
 
 
+@pytest.mark.long
 def test_a_loop_that_holds_the_process_is_blamed_and_no_other(monkeypatch):
   monkeypatch.setattr(sessions, '_GRACE_SECS', 0.2)
   hasty = options('workers', episode_secs=HASTY_SECS)
@@ -253,16 +260,14 @@ def test_a_loop_that_holds_the_process_is_blamed_and_no_other(monkeypatch):
   'name, reasons',
   [
     ('leaves_the_process', ['its process has ended (exit 5)']),
-    ('kills_itself', ['its process has ended (signal SIGKILL)']),
-    ('eats', ['memory', 'its process has ended (memory)']),
     pytest.param(
-      'closes_all',
-      ['its process has ended', 'raised'],
+      'kills_itself',
+      ['its process has ended (signal SIGKILL)'],
       marks=pytest.mark.long,
     ),
     pytest.param(
-      'writes_everywhere',
-      ['its process has ended (it wrote to the pipe of answers)'],
+      'eats',
+      ['raised MemoryError', 'memory', 'its process has ended (memory)'],
       marks=pytest.mark.long,
     ),
   ],
@@ -276,6 +281,25 @@ def test_a_crash_fails_its_episode_and_the_others_begin_again(
   assert any(map(ends[1].reason.startswith, reasons)), ends[1]
   assert played.tries[1] == 1
   assert [ends[k].reward for k in (0, 2, 3)] == [1.0, 4.0, 1.0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  'name, reason',
+  [
+    ('closes_all', 'it closed the pipe of answers'),
+    ('writes_everywhere', 'it wrote to the pipe of answers'),
+  ],
+)
+def test_where_nobody_is_to_blame_all_of_the_process_fail(
+  in_workers, name, reason
+):
+  """It is seen when the code that did it runs no more."""
+  played = play(in_workers, ['waits', name, 'waits'])
+  reasons = {one.reason for one in played.ends if isinstance(one, Failed)}
+  assert reasons == {f'its process has ended ({reason})'}
+  assert isinstance(played.ends[1], Failed)
+  assert play(in_workers, ['good']).ends[0].reward == 4.0
 
 
 def test_a_child_that_comes_back_is_no_worker(in_workers):
@@ -293,7 +317,7 @@ def test_a_child_that_comes_back_is_no_worker(in_workers):
   'name',
   [
     'prints',
-    'leaves_a_thread',
+    pytest.param('leaves_a_thread', marks=pytest.mark.long),
     pytest.param('leaves_a_call', marks=pytest.mark.long),
   ],
 )
@@ -340,6 +364,7 @@ class TestExamples:
 
 
 class TestPlayer:
+  @pytest.mark.long
   def test_more_episodes_than_places(self):
     few = options('workers', processes=2, sessions=3)
     with sessions.Player(ENVIRONMENTS, few) as player:
@@ -396,6 +421,7 @@ class TestPlayer:
     player.cancel(0, 'turns')
     player.wait()
 
+  @pytest.mark.long
   def test_a_worker_that_cannot_start(self, monkeypatch):
     monkeypatch.setattr(sessions.places.worker, '__name__', 'no.such.module')
     with sessions.Player(ENVIRONMENTS, options('workers')) as player:
