@@ -16,10 +16,14 @@ from typing import NamedTuple
 
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
+from grpo_jax.environments import adapters
 from grpo_jax.environments import playing
 from grpo_jax.environments import tools as tools_lib
 
-_OWN = {'calculator': 'grpo_jax.environments.calculator:calculator'}
+_OWN = {
+  'calculator': 'grpo_jax.environments.calculator:calculator',
+  'python': 'grpo_jax.environments.python_tool:Python',
+}
 _TAKEN = {'reset': ('example', 'seed'), 'step': ('action',)}
 _FORMS = (
   'an async or sync function (policy, example), a class with reset and step, a '
@@ -102,6 +106,8 @@ def _found(environment: Any, name: str) -> Any:
       f'There is no environment {name!r}{importing.nearest(name, _OWN)}; give '
       f"one of {', '.join(_OWN)}, or 'module:Thing' of your own."
     )
+  if adapters.is_name(environment):
+    return adapters.find(environment)
   return importing.imported(
     _OWN.get(environment, environment),
     f'The environment {name!r}',
