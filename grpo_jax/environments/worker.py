@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import mmap
 import os
 import pickle
-import sys
 import threading
 from typing import Any
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from typing import NamedTuple
 from grpo_jax.environments import events
 from grpo_jax.environments import forms
 from grpo_jax.environments import stage as stage_lib
-from grpo_jax.rewards import _guard
 from grpo_jax.rewards import piped
 from grpo_jax.rewards import process_state
 
@@ -47,8 +45,7 @@ def main(requests: int, answers: int, table: int, slots: int) -> None:
     table: A file of `slots` bytes, see `session.Session`.
     slots: How many episodes are played at once.
   """
-  if sys.platform == 'linux':
-    _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
+  piped.adopt_orphans()
   running = mmap.mmap(table, slots)
   os.close(table)
   requests, answers = map(piped.hide, (requests, answers))

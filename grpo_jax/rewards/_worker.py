@@ -58,8 +58,7 @@ def main(
     answers: The end of a pipe to write to.
     confined: The arguments of `_Apart`, to make each call apart.
   """
-  if sys.platform == 'linux':
-    _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
+  piped.adopt_orphans()
   requests, answers = map(piped.hide, (requests, answers))
   functions: dict[str | bytes, Any] = {}
   apart = None if confined is None else _Apart(**confined)

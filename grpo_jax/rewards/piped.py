@@ -17,6 +17,7 @@ from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.config import plain_text
+from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _launch
 
 HEADER = struct.Struct('<16sQ')
@@ -149,6 +150,12 @@ def portable(value: Any, subject: str, instead: str) -> str | bytes:
       f' ({plain_text.said(error)}); write it at the top of a module, or'
       f' {instead}.'
     ) from error
+
+
+def adopt_orphans() -> None:
+  """Makes this process the parent of all that its descendants leave behind."""
+  if sys.platform == 'linux':
+    _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide(number: int) -> int:
