@@ -219,6 +219,8 @@ def test_half_a_call_is_told_and_does_not_run(name):
   (call,) = parsed.calls
   assert call.problem and call.arguments is None
   assert call.problem.endswith('.') and '\n' not in call.problem
+  if name in ('hermes', 'xml', 'gemma'):
+    assert 'is not closed by <' in call.problem
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,30 @@ def test_marks_inside_of_a_text_are_a_part_of_it():
   assert named(read('gemma', *pieces, special=MARKS)) == [
     ('f', {'a': f'so {quote} it'})
   ]
+
+
+@pytest.mark.parametrize('name', formats.NAMES)
+def test_a_text_that_holds_the_signs_of_marks_is_no_call(name):
+  """Code points that are no characters stand for the marks inside."""
+  for first in range(0xFDD0, 0xFDE0):
+    text = f'so {chr(first)}{BODY}{chr(first + 1)}'
+    parsed = read(name, text)
+    assert not parsed.calls and parsed.text.count('\ufffd') == 2
+
+
+def test_a_call_says_what_is_wrong_with_it():
+  said = {
+    'hermes': ('<tool_call>{"name": }</tool_call>',
+               'The call is no JSON: Expecting value at character 9.'),
+    'xml': ('<tool_call><function=f><parameter=a>1</function></tool_call>',
+            'The call does not close <parameter=a>.'),
+    'pythonic': ('[f(a=1; b)]',
+                 "The call needs ',' or ')' at character 6, but has '; b)]'."),
+    'gemma': ('<|tool_call>call:f{a:}<tool_call|>',
+              "The call needs a value at character 9, but has '}'."),
+  }  # fmt: skip
+  for name, (text, wanted) in said.items():
+    assert problems(read(name, text)) == [wanted]
 
 
 def test_texts_that_only_meet_at_a_special_token_are_no_mark():
@@ -334,6 +360,7 @@ def test_what_is_beside_calls_is_text():
     ('json_block', '```json\nno JSON\n```'),
     ('json_block', '```python\n' + BODY + '\n```'),
     ('json_block', BODY),
+    ('json_block', '```json\n{"arguments": {]}\n```'),
     ('json_block', '```json\n' + BODY),
     ('hermes', BODY),
     ('xml', '<function=f></function>'),
@@ -378,6 +405,12 @@ def test_an_answer_is_no_call(name, text):
      [('f', {})]),
     ('json_block', f'```\n[{BODY}, {BODY}]\n```', [('f', {'a': 1})] * 2),
     ('json_block', '```json\n{"name": "f", "arguments": {]}\n```', None),
+    ('json_block', f'```json\nx\n```json\n{BODY}\n```', [('f', {'a': 1})]),
+    ('pythonic', f'[f(a={"9" * 5000})]', None),
+    ('pythonic', '[f(a=1e999)]', None),
+    ('pythonic', '[f(a=-1_000, b=.5)]', [('f', {'a': -1000, 'b': 0.5})]),
+    ('gemma', '<|tool_call>call:f{<|"|>a b<|"|>:<escape>c<escape>}<tool_call|>',
+     [('f', {'a b': 'c'})]),
   ],
 )  # fmt: skip
 def test_notations(name, text, wanted):

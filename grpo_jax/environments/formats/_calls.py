@@ -74,7 +74,7 @@ def _python(reader: _values.Reader) -> list[_turns.Call]:
   return calls
 
 
-_ARGUMENT = re.compile(r'([^\W\d]\w*)\s*=(?!=)')
+_ARGUMENT = re.compile(r'([^\W\d]\w*)\s*=')
 
 
 def _arguments(reader: _values.Reader) -> dict[str, object]:

@@ -229,7 +229,7 @@ def _divide(
       parts.append(_Part('thought' if end else 'open', text[at:stop]))
       if not end:
         return parts
-      at, closing = end.end(), ''
+      at = end.end()
     start = opening.search(text, at)
     parts.append(_Part('said', text[at : start.start() if start else None]))
     if not start:
@@ -284,8 +284,6 @@ def _read(
     return format.read(body)
   except Unreadable as error:
     return error
-  except RecursionError:
-    return Unreadable('is nested too deeply')
 
 
 def _numbered(
