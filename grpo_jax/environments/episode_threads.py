@@ -11,6 +11,8 @@ import queue
 import threading
 from typing import Any
 
+from grpo_jax.environments import threads
+
 
 class Threads:
   """The threads of one episode.
@@ -42,6 +44,7 @@ class Threads:
         thread = threading.Thread(
           target=self._serve, args=(calls,), name='episode', daemon=True
         )
+        threads.own.add(thread)
         thread.start()
     calls.put((made, call))
     return made

@@ -39,11 +39,13 @@ class Made(NamedTuple):
     make: `make(tool_secs=30.0)` returns a `Playing`: one for episodes that
       follow each other, and several for some at the same time.
     tools: The schemas of its tools.
+    reusable: Whether a `Playing` keeps something for the next episode.
   """
 
   name: str
   make: Callable[..., playing.Playing]
   tools: tuple[dict[str, Any], ...] = ()
+  reusable: bool = False
 
 
 def resolve(environment: Any, kwargs: Mapping[str, Any] | None = None) -> Made:
@@ -200,7 +202,8 @@ def _class(
     construct, lambda _: {}, blocks, reusable, not shared, name
   )
   if steps:
-    return Made(name, functools.partial(playing.Steps, form))
+    make = functools.partial(playing.Steps, form)
+    return Made(name, make, reusable=form.reusable)
   schemas = _schemas(
     [(getattr(kind, one), _is_method(kind, one)) for one in marked], name
   )
@@ -208,7 +211,7 @@ def _class(
     tool: getattr(made, method) for tool, method in zip(schemas, marked)
   }
   make = functools.partial(playing.Tools, form._replace(tools=bound))
-  return Made(name, make, tuple(schemas.values()))
+  return Made(name, make, tuple(schemas.values()), form.reusable)
 
 
 def _check_methods(kind: type, name: str, *more: str) -> bool:

@@ -231,6 +231,8 @@ class Session:
           if not self._why_ended:  # it is the environment's own
             raise
           value = None  # beside the rewards of its turns
+      if self.why_stopped:  # it has swallowed that it was cancelled
+        raise asyncio.CancelledError
       if value is not None:
         value = playing.number(value, 'The reward of the episode')
       event = events.Done(

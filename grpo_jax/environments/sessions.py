@@ -45,7 +45,7 @@ from grpo_jax.rewards import piped
 
 WHERE = 'workers', 'here'
 _GRACE_SECS = 3.0  # until an episode that was stopped counts as stuck
-_CLOSE_SECS = 2.0  # that live episodes of a worker have for their `close`
+_CLOSE_SECS = 2.0  # that a worker has to close environments
 _LOOK_SECS = 0.5  # the longest between two looks at the deadlines
 
 
@@ -297,14 +297,13 @@ class Player:
   def close(self) -> None:
     """Ends all episodes, processes and threads; may be called twice.
 
-    Live episodes are told to end, and have two seconds for their `close`.
+    What environments have to close, they have two seconds for.
     """
-    busy = {live.place for live in self._live.values()}
-    for place in busy:
+    for place in self._places:
       with contextlib.suppress(ValueError):
         place.tell('close')
     until = time.monotonic() + _CLOSE_SECS
-    busy = {place for place in busy if place.is_process}
+    busy = {one for one in self._places if one.is_process and one.is_ready}
     while busy and time.monotonic() < until:
       for key, _ in self._selector.select(until - time.monotonic()):
         said = key.data.hear()

@@ -19,7 +19,6 @@ from grpo_jax.environments import session as session_lib
 from grpo_jax.environments.base import Reply
 
 _TIDY_SECS = 1.0  # until what an episode has left behind counts as stuck
-_END_SECS = 0.3  # that a thread needs to end
 
 
 class Stage:
@@ -45,7 +44,6 @@ class Stage:
     self._tool_secs, self._emit, self._idle = tool_secs, emit, idle
     self._sessions: dict[int, session_lib.Session] = {}
     self._kept: dict[str, list[playing.Playing]] = {}
-    self._unwell_since: float | None = None
     self._mains: set[asyncio.Task[Any]] = set()
     self._words: list[events.Word] = []
     self._lock = threading.Lock()
@@ -140,7 +138,7 @@ class Stage:
 
   async def _play(self, made: session_lib.Session, environment: str) -> None:
     await made.play(lambda: self._ready(environment))
-    if made.kept is not None:
+    if made.kept is not None and self._resolved(environment).reusable:
       self._kept.setdefault(environment, []).append(made.kept)
     await self._tidy(made)
 
@@ -170,24 +168,9 @@ class Stage:
         if made.why_stopped
         else events.Spoiled('a thread or a task was left behind')
       )
-      return
-    await self._until(lambda: bool(self._sessions) or self._is_well(), until)
-    if self._is_spoiled():
+    elif not (self._sessions or any(self._kept.values()) or self._idle()):
+      # What is kept may have threads and processes.
       self.say(events.Spoiled('the process is not as it was'))
-
-  def _is_well(self) -> bool:
-    """Whether the process is as it was, which only one without episodes is."""
-    well = self._idle()
-    if well:
-      self._unwell_since = None
-    elif self._unwell_since is None:
-      self._unwell_since = self._loop.time()
-    return well
-
-  def _is_spoiled(self) -> bool:
-    """Whether it is not; threads that were told to end need a moment for it."""
-    since = self._unwell_since
-    return since is not None and self._loop.time() - since > _END_SECS
 
   async def _until(self, fits: Callable[[], bool], until: float) -> None:
     pause = 0.001

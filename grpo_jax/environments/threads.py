@@ -14,6 +14,7 @@ import inspect
 import queue
 import threading
 from typing import Any
+import weakref
 
 from grpo_jax.config import plain_text
 from grpo_jax.environments import base
@@ -30,6 +31,10 @@ class Stopped(RuntimeError):
 watch: contextvars.ContextVar[contextlib.AbstractContextManager[Any] | None]
 watch = contextvars.ContextVar('watch', default=None)
 """What is entered around each call in a thread, for who wants to know of it."""
+
+own: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads of episodes: who looks for what code of a user has left behind may
+leave them out."""
 
 _left: set[asyncio.Future[Any]] = set()  # late ones, until they end
 
@@ -60,6 +65,7 @@ class Thread:
     if self._thread is None:
       self._thread = threading.Thread(target=_serve, args=[self._jobs])
       self._thread.daemon = True
+      own.add(self._thread)
       self._thread.start()
     result = await future
     return await guarded(result) if inspect.isawaitable(result) else result

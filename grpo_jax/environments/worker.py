@@ -19,6 +19,7 @@ from typing import NamedTuple
 from grpo_jax.environments import events
 from grpo_jax.environments import forms
 from grpo_jax.environments import stage as stage_lib
+from grpo_jax.environments import threads
 from grpo_jax.rewards import piped
 from grpo_jax.rewards import process_state
 
@@ -59,7 +60,7 @@ def main(requests: int, answers: int, table: int, slots: int) -> None:
     running,
     order.tool_secs,
     say,
-    lambda: environments.state.restore(),
+    lambda: environments.state.restore(threads.own),
   )
   reader = threading.Thread(
     target=_read, args=(requests, stage, say), daemon=True

@@ -1,5 +1,6 @@
 """What a judge or an environment may change in its process."""
 
+from collections.abc import Iterable
 import os
 import resource
 import signal
@@ -24,8 +25,12 @@ class State:
     self.files = _standard_files()
     self.limits = _resource_limits()
 
-  def restore(self) -> bool:
-    """Whether all is as it was; what can be set back, is."""
+  def restore(self, own: Iterable[threading.Thread] = ()) -> bool:
+    """Whether all is as it was; what can be set back, is.
+
+    Args:
+      own: Threads that are there for a reason.
+    """
     try:
       os.chdir(self.folder)
       if dict(os.environ) != self.environment:
@@ -41,7 +46,7 @@ class State:
       sys.stdin, sys.stdout, sys.stderr = self.streams
       sys.setrecursionlimit(self.depth)
       sys.path[:] = self.path
-      new_threads = set(threading.enumerate()) - self.threads
+      new_threads = set(threading.enumerate()) - self.threads - {*own}
       return (
         not new_threads
         and not _has_children()

@@ -38,7 +38,11 @@ def play(name, replies, kwargs=None, seed=3, example=None, times=1):
       for _ in range(times):
         policy = scripted.Scripted(replies)
         given = {'prompt': 'p'} if example is None else example
-        found.append((policy, await play(policy, given, seed)))
+        try:
+          value = await play(policy, given, seed)
+        except base.Ended:  # all is said that was written down
+          value = None
+        found.append((policy, value))
     finally:
       await play.close()
 
@@ -178,8 +182,8 @@ class TestTextArena:
   def test_two_players(self, fake):
     kwargs = {'players': 2, 'opponent': HERE + 'says_nothing'}
     say = lambda context: context[-1]['content'].rpartition(' ')[2]
-    policy, _ = play('textarena:Draws-v0', ['no', 'no', 'x'], kwargs)[0], 0
-    assert policy.rewards == {}
+    policy, _ = play('textarena:Draws-v0', ['no', 'no', 'x'], kwargs)
+    assert policy.rewards == {0: 0.0, 1: 0.0}
     policy, _ = play('textarena:Draws-v0', say, kwargs)
     assert policy.rewards == {0: 1.0}
     kwargs['opponent'] = HERE + 'says_the_number'

@@ -86,6 +86,19 @@ class OneThread(Turns):
 release = threading.Event()  # what cannot be ended in the process of the tests
 
 
+class Kept(Turns):
+  """Says how often it was closed, by a file: it is closed with the player."""
+
+  reusable = True
+
+  def reset(self, example, seed):
+    self._mark = pathlib.Path(example['mark'])
+    return f'start {id(self)}'
+
+  def close(self):
+    self._mark.touch()
+
+
 class HangsInStep(Turns):
   def step(self, action):
     release.wait()
@@ -207,6 +220,13 @@ async def goes_on_after_its_end(policy, example):
       await policy.say('x')
     except Ended:
       pass
+
+
+async def outlives_its_time(policy, example):
+  try:
+    await asyncio.sleep(1000)
+  except asyncio.CancelledError:
+    return 1.0
 
 
 async def catches_all(policy, example):

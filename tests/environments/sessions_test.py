@@ -219,8 +219,10 @@ def test_what_sleeps_for_ever_ends_alone(where):
   hasty = options(where, episode_secs=HASTY_SECS)
   with sessions.Player(ENVIRONMENTS, hasty) as player:
     process = play(player, ['says_its_process']).events[0][0]
-    bad, good = play(player, ['sleeps', 'good']).ends
+    names = ['sleeps', 'good', 'outlives_its_time']
+    bad, good, late = play(player, names).ends
     assert bad.reason == 'time limit: more than 0.4 s of its own'
+    assert late.reason == bad.reason
     assert isinstance(bad, Failed) and not bad.unavailable
     assert good.reward == 4.0
     assert play(player, ['says_its_process']).events[0][0] == process
@@ -377,6 +379,17 @@ class TestPlayer:
       for news in played.rounds
     ]
     assert max(live) == 6
+
+  @pytest.mark.parametrize('where', sessions.WHERE)
+  def test_what_is_reusable_is_closed_with_the_player(self, where, tmp_path):
+    mark, said = tmp_path / 'closed', set()
+    with sessions.Player(ENVIRONMENTS, options(where)) as player:
+      for _ in range(3):
+        played = play(player, ['Kept'], {'mark': str(mark)}, text='done')
+        said.add(played.events[0][0].messages[0]['content'])
+        assert isinstance(played.ends[0], Done)
+      assert len(said) == 1 and not mark.exists()
+    assert mark.exists()
 
   @pytest.mark.parametrize('where', sessions.WHERE)
   def test_nothing_is_left_after_close(self, where):

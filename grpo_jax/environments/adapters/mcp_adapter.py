@@ -119,7 +119,7 @@ def _method(tool: Any) -> Any:
       'function': {
         'name': name,
         'description': tool.description or '',
-        'parameters': dict(tool.input_schema),
+        'parameters': {'type': 'object', 'properties': {}, **tool.input_schema},
       },
     },
   )
