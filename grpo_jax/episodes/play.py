@@ -15,6 +15,7 @@ import numpy as np
 
 from grpo_jax import engines
 from grpo_jax.data import Tokenizer
+from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
 from grpo_jax.environments.base import Reply
@@ -62,11 +63,12 @@ class Played(NamedTuple):
 
 @dataclasses.dataclass
 class _Live:
-  """An episode that is being played."""
+  """An episode that is being played, from its last beginning on."""
 
   transcript: Transcript
+  begin: events.Begin | None = None
   contexts: dict[int, Path] = dataclasses.field(default_factory=lambda: {0: ()})
-  tools: Sequence[Any] | None = None  # of its first turn
+  tools: Sequence[Any] = ()  # of its first turn
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
   reward: float | None = None
   failure: str = ''
@@ -91,7 +93,7 @@ def play(
   engine: engines.Engine,
   tokenizer: Tokenizer,
   player: sessions.Player,
-  call_format: str,
+  call_format: formats.Format,
   sampling: engines.Sampling,
   limits: Limits,
   group: int,
@@ -123,11 +125,12 @@ def play(
   keys = random_keys.folded(seed, purpose, rollout, index, range(group))
   starts = random_keys.folded(seed, 'environment', rollout, index, [0])
   live = [_Live(Transcript(key)) for row in keys for key in row]
-  for number in range(len(live)):
+  for number, one in enumerate(live):
     p = number // group
     start = int(starts[p, 0, 0])  # all of a group start alike
-    player.begin(sessions.Begin(number, records[p], start, ''))
-  rounds = _Rounds(live, tokenizer, player, call_format, sampling, limits)
+    one.begin = events.Begin(number, records[p], start, '')
+    player.begin(one.begin)
+  rounds = _Rounds(live, tokenizer, player, call_format, limits)
   width = len(live)
   while calls := rounds.asked():
     for call, one in zip(
@@ -147,12 +150,14 @@ class _Rounds:
     live: list[_Live],
     tokenizer: Tokenizer,
     player: sessions.Player,
-    call_format: str,
-    sampling: engines.Sampling,
+    call_format: formats.Format,
     limits: Limits,
   ):
     self._live, self._tokenizer, self._player = live, tokenizer, player
-    self._format, self._sampling, self._limits = call_format, sampling, limits
+    self._format, self._limits = call_format, limits
+    self._opened = tokenizer.opens_reasoning()
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    self._special = [token.content for token in added]
 
   def asked(self) -> list[_Call]:
     """The turns that wait, by episode; none once all episodes are over."""
@@ -171,29 +176,32 @@ class _Rounds:
     """Notes what has happened; a turn, if one is asked for and allowed."""
     one = self._live[event.episode]
     match event:
-      case sessions.Say():
+      case events.Say():
         return self._said(one, event)
-      case sessions.Forked():
+      case events.Forked():
         path = one.transcript.fork(one.contexts[event.of])
         one.contexts[event.context] = path
-      case sessions.Rewarded():
+      case events.Rewarded():
         before = one.rewards.get(event.turn, 0.0)
         one.rewards[event.turn] = before + event.value
-      case sessions.Done():
+      case events.Done():
         one.is_over, one.reward = True, event.reward
         names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs'
         one.counts = {name: getattr(event, name) for name in names}
-      case sessions.Failed():
+      case events.Failed() if event.unavailable and one.begin is not None:
+        fresh = _Live(Transcript(one.transcript.key), one.begin)
+        self._live[event.episode] = fresh
+        self._player.begin(one.begin)
+      case events.Failed():
         one.is_over, one.failure = True, event.reason
     return None
 
-  def _said(self, one: _Live, event: sessions.Say) -> _Call | None:
+  def _said(self, one: _Live, event: events.Say) -> _Call | None:
     """Adds messages to a context; the turn behind them, unless a limit is met."""
     path, transcript = one.contexts[event.context], one.transcript
     last = transcript.last(path)
-    if one.tools is None:
-      one.tools = event.tools or ()
     if last is None:
+      one.tools = one.tools or event.tools
       ids = self._tokenizer.begin_chat(event.messages, one.tools)
     else:
       cut = last.sampled.finish == engines.TRUNCATED
@@ -220,14 +228,17 @@ class _Rounds:
     one = self._live[call.number]
     turn = one.transcript.add(one.contexts[call.context], sampled)
     cut = sampled.finish == engines.TRUNCATED
-    ids = sampled.ids
-    if not cut and len(ids) and ids[-1] in self._sampling.eos_ids:
-      ids = ids[:-1]
-    pieces = [formats.Piece(*x) for x in self._tokenizer.turn_pieces(ids)]
-    parsed = formats.parse(self._format, pieces, False, cut)
+    parsed = formats.parse(
+      self._format,
+      self._tokenizer.turn_pieces(sampled.ids),
+      self._opened,
+      cut,
+      one.tools,
+      self._special,
+    )
     one.last_text = parsed.text
-    if cut:
-      one.ended = 'length'
+    if cut or not self._goes_on(one, sampled):
+      one.ended = 'length' if cut else 'end'
       self._player.cancel(call.number, one.ended)
       return
     names = {engines.ENDED: 'end', engines.STOPPED: 'stop'}
@@ -244,6 +255,14 @@ class _Rounds:
         len(sampled.ids),
       ),
     )
+
+
+  def _goes_on(self, one: _Live, sampled: engines.Sampled) -> bool:
+    """Whether a turn has ended as turns do, and not the whole chat."""
+    last = int(sampled.ids[-1])
+    if last not in self._tokenizer.eos_ids:
+      return True  # a stop string
+    return last in self._tokenizer.turn_end_ids(one.tools)
 
 
 def _drawn(
@@ -314,7 +333,8 @@ def _grouped(
 
 def _played(one: _Live, prompt: int) -> Played:
   """An episode that is over, behind the prompt of its group."""
-  finish = engines.TRUNCATED if one.ended else engines.ENDED
+  is_cut = one.ended not in ('', 'end')
+  finish = engines.TRUNCATED if is_cut else engines.ENDED
   skipped = prompt if one.transcript.turns else 0
   found = transcript_lib.episode(one.transcript, skipped, finish)
   by_turn = one.transcript.turn_places()

@@ -78,6 +78,7 @@ class Transcript:
   Attributes:
     contexts: By their paths.
     turns: How many were drawn.
+    key: u32[2], of the first call.
   """
 
   def __init__(self, key: np.ndarray):
@@ -88,6 +89,7 @@ class Transcript:
     """
     self.contexts: dict[Path, Context] = {(): Context(key)}
     self.turns = 0
+    self.key = key
 
   def read(self, path: Path, ids: Sequence[int] | np.ndarray) -> None:
     """Adds what the next turn of a context will read."""
