@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import itertools
 from typing import Any
 from typing import NamedTuple
 
@@ -197,7 +198,7 @@ class _Rounds:
     return None
 
   def _said(self, one: _Live, event: events.Say) -> _Call | None:
-    """Adds messages to a context; the turn behind them, unless a limit is met."""
+    """Adds messages to a context; the turn behind them, if it is allowed."""
     path, transcript = one.contexts[event.context], one.transcript
     last = transcript.last(path)
     if last is None:
@@ -256,7 +257,6 @@ class _Rounds:
       ),
     )
 
-
   def _goes_on(self, one: _Live, sampled: engines.Sampled) -> bool:
     """Whether a turn has ended as turns do, and not the whole chat."""
     last = int(sampled.ids[-1])
@@ -280,15 +280,14 @@ def _drawn(
   requests of their own, as many in each round, so that programs are few.
   """
   asked, places = [], []
-  numbers = [call.number for call in calls]
-  for first in range(0, len(live), group):
-    some = [n for n, x in enumerate(calls) if x.number // group == first // group]
-    whole = [numbers[n] for n in some] == [*range(first, first + group)]
-    fresh = all(not live[numbers[n]].transcript.turns for n in some)
-    same = len({calls[n].ids.tobytes() for n in some}) == 1
-    limits = {calls[n].limit for n in some}
-    parts = [some] if whole and fresh and same and len(limits) == 1 else None
-    for part in parts or [[n] for n in some]:
+  for _, some in itertools.groupby(
+    range(len(calls)), lambda n: calls[n].number // group
+  ):
+    whole = [*some]
+    parts = (
+      [whole] if _are_one(calls, whole, live, group) else [[n] for n in whole]
+    )
+    for part in parts:
       asked.append(_request([calls[n] for n in part], live, sampling))
       places.append(part)
   if any(len(one.keys) == 1 for one in asked):
@@ -302,14 +301,27 @@ def _drawn(
   return found
 
 
+def _are_one(
+  calls: Sequence[_Call], some: Sequence[int], live: Sequence[_Live], group: int
+) -> bool:
+  """Whether some calls are the first of a whole group, and read the same."""
+  first = calls[some[0]]
+  return [calls[n].number % group for n in some] == [*range(group)] and all(
+    not live[calls[n].number].transcript.turns
+    and np.array_equal(calls[n].ids, first.ids)
+    and calls[n].limit == first.limit
+    for n in some
+  )
+
+
 def _request(
   calls: Sequence[_Call], live: Sequence[_Live], sampling: engines.Sampling
 ) -> engines.Request:
   """One request for calls that read the same."""
   keys = [
-    live[call.number].transcript.contexts[
-      live[call.number].contexts[call.context]
-    ].key
+    live[call.number]
+    .transcript.contexts[live[call.number].contexts[call.context]]
+    .key
     for call in calls
   ]
   first = calls[0]

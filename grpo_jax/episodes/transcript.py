@@ -152,7 +152,6 @@ class Transcript:
         size += len(part.ids)
         last = ends[id(part)] = size - 1
 
-
   def turn_places(self) -> dict[int, int]:
     """Of each turn its place among those of the tree, by its number."""
     turns = [part for _, part in self.placed() if isinstance(part, Turn)]

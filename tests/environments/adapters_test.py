@@ -51,7 +51,9 @@ def play(name, replies, kwargs=None, seed=3, example=None, times=1):
 
 
 def read(policy):
-  return [one['content'] for one in policy.context if one['role'] != 'assistant']
+  return [
+    one['content'] for one in policy.context if one['role'] != 'assistant'
+  ]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from grpo_jax.environments import python_tool
 from grpo_jax.rewards import sandbox
 from tests.environments import scripted
 
+
 @pytest.fixture
 def sandboxed():
   if reason := sandbox.missing():
