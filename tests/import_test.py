@@ -35,6 +35,7 @@ ALLOWED = {
   'episodes': {'data', 'engines', 'losses', 'mesh', 'models', 'rewards'},
   'engines': {'mesh', 'models'},
   'hosts': {'config'},
+  'environments': {'config', 'rewards'},
   'data': {'config'},
   'diagnostics': {'losses'},
   'models': {'config', 'mesh'},
@@ -57,6 +58,7 @@ ONLY = {
     (folder, 'config'): _SMALL
     for folder in (
       'data',
+      'environments',
       'models',
       'monitor',
       'rewards',
@@ -65,7 +67,7 @@ ONLY = {
     )
   },
 }
-NO_JAX = 'rewards', 'data', 'config'
+NO_JAX = 'rewards', 'data', 'config', 'environments'
 
 # Third-party packages that take long to import, and which folders may do so at
 # the top of a file. All others import them in the function that needs them.
@@ -81,8 +83,12 @@ HEAVY = {
   'reasoning_gym': set(),
   'sympy': set(),
   'jsonschema': set(),
+  'gymnasium': set(),
   'httpx2': set(),
+  'mcp': set(),
+  'pyspiel': set(),
   'referencing': set(),
+  'textarena': set(),
   'orbax': set(),
   'pyarrow': set(),
   'array_record': set(),
@@ -228,6 +234,7 @@ HEAVIER = (
     (
       {
         'data': {'data', 'config'},
+        'environments.forms': {'environments', 'config'},
         'rewards': {'rewards', 'config'},
         'monitor': {'monitor', 'config'},
       },
@@ -246,7 +253,7 @@ for name, allowed in {imported}.items():
   importlib.import_module(f'grpo_jax.{{name}}')
   mine = [m for m in sys.modules if m.partition('.')[0] == 'grpo_jax']
   ours = {{m.split('.')[1] for m in mine if '.' in m}}
-  assert name in ours and ours <= allowed, (name, ours)
+  assert name.split('.')[0] in ours and ours <= allowed, (name, ours)
   for one in mine:  # the next finds nothing of ours
     del sys.modules[one]
 """

@@ -1,5 +1,6 @@
 """The READMEs: their code runs, their links lead somewhere."""
 
+import asyncio
 import collections
 import contextlib
 import importlib
@@ -26,9 +27,12 @@ from grpo_jax import rewards
 from grpo_jax.commands import options
 from grpo_jax.commands import start
 from grpo_jax.commands import table as command_line
+from grpo_jax.environments import formats
+from grpo_jax.environments import forms
 from grpo_jax.lab import audits
 from tests import cli
 from tests import readmes
+from tests.environments import scripted
 
 ROOT = readmes.ROOT
 PAGES = {str(path.relative_to(ROOT)): path for path in readmes.paths()}
@@ -56,6 +60,7 @@ RUN_BELOW = {
   'README.md': 3,
   'configs/README.md': 1,
   'grpo_jax/diagnostics/README.md': 1,
+  'grpo_jax/environments/README.md': 3,
   'grpo_jax/losses/README.md': 4,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
@@ -129,6 +134,60 @@ def test_the_examples_of_rewards_are_rewards():
   with pytest.raises(ValueError, match='limit=0; give 1 or more'):
     rewards.check_arguments(brief, {'limit': 0}, '')
   assert callable(run(apart, rewards=rewards)['evaluated'])
+
+
+def test_the_examples_of_environments_are_played():
+  """By policies that do well, and badly."""
+  guess, countdown, shop = (
+    run(code) for code in blocks('grpo_jax/environments/README.md', 'python')
+  )
+
+  def bisect(context):
+    low, high = 0, 32
+    said = [one['content'] for one in context]
+    for number, hint in zip(map(int, said[1::2]), said[2::2]):
+      low, high = (number, high) if 'higher' in hint else (low, number)
+    return str((low + high) // 2)
+
+  def play(environment, replies, example=None, **options):
+    made = forms.resolve(environment)
+    policy = scripted.Scripted(replies, tools=made.tools, **options)
+    return asyncio.run(made.make()(policy, example or {}, 0)), policy
+
+  for number in range(32):
+    assert play(guess['guess'], bisect, {'number': number})[0] == 1.0
+  assert play(guess['guess'], ['seven'], {'number': 7})[0] == 0.0
+
+  _, policy = play(countdown['Countdown'], ['3', '2', '1', '0'])
+  assert policy.rewards == {0: 1.0, 1: 1.0, 2: 1.0}
+  _, policy = play(countdown['Countdown'], ['3', '1'])
+  assert policy.rewards == {0: 1.0, 1: -1.0}
+
+  price = (
+    '<tool_call>{"name": "price", "arguments": {"goods": "tea"}}</tool_call>'
+  )
+  buy = price.replace('price', 'buy')
+  reward, policy = play(
+    shop['Shop'], [price + buy, 'I have tea.'], {'budget': 3}, format='hermes'
+  )
+  assert reward == 1.0
+  said = [one['content'] for one in policy.context]
+  assert said[2:4] == ['3', 'You have spent 3.']
+  again = [buy + buy, 'so']
+  assert play(shop['Shop'], again, {'budget': 3}, format='hermes')[0] == 0.0
+
+
+def test_the_table_of_formats_is_whole():
+  page = text('grpo_jax/environments/README.md')
+  rows = re.findall(r'^\| `(\w+)` \| (.*) \|', page, re.MULTILINE)
+  rows = {name: said for name, said in rows if name in formats.NAMES}
+  assert (*rows,) == formats.NAMES
+  for name, said in rows.items():
+    for shown in re.findall(r'`([^`]*f[^`]*1[^`]*)`', said):
+      (call,) = formats.parse(
+        formats.find(name), [(shown.replace('\\|', '|'), False)]
+      ).calls
+      assert call.name == 'f' and str(call.arguments['a']) == '1', shown
 
 
 def test_the_example_of_sources_resolves():

@@ -9,7 +9,6 @@ be told before that.
 """
 
 import ast
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 import difflib
@@ -40,7 +39,7 @@ def add_folder(folder: str | os.PathLike[str]) -> None:
     sys.path.append(place)
 
 
-def imported(name: str, subject: str) -> Callable[..., Any]:
+def imported(name: str, subject: str, also: tuple[type, ...] = ()) -> Any:
   """The function that `'module:function'` names.
 
   >>> imported('math:sqrt', 'The name').__name__
@@ -50,6 +49,7 @@ def imported(name: str, subject: str) -> Callable[..., Any]:
     name: The module, as Python imports it, and a function in it.
     subject: The first words of an error message: the option, and the name that
       it was given.
+    also: Classes of what else may have the name, such as a list of functions.
 
   Returns:
     The function.
@@ -64,7 +64,7 @@ def imported(name: str, subject: str) -> Callable[..., Any]:
   except (Exception, SystemExit) as error:  # a user's module may do anything
     raise _no_module(subject, module_name, error) from error
   found = getattr(module, function_name, None)
-  if callable(found):
+  if callable(found) or isinstance(found, also):
     return found
   if found is not None:
     near = f': {found!r:.60} is no function'

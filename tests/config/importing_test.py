@@ -107,3 +107,10 @@ def test_the_list_of_a_module_is_read_and_not_made():
   from grpo_jax.losses import methods
 
   assert importing.listed('grpo_jax.losses.methods') == methods.__all__
+
+
+def test_a_list_is_imported_where_one_may_be():
+  found = importing.imported('string:ascii_letters', 'It', also=(str,))
+  assert found.startswith('abc')
+  with pytest.raises(ValueError, match='is no function'):
+    importing.imported('string:ascii_letters', 'It', also=(list,))
