@@ -22,6 +22,7 @@ from grpo_jax.data.hub._push import check as check_push
 from grpo_jax.data.hub._push import licence
 from grpo_jax.data.hub._push import push
 from grpo_jax.data.hub._push import repository_of
+from grpo_jax.data.hub._push import sealed
 from grpo_jax.data.hub._tables import commit as data_commit
 from grpo_jax.data.hub._tables import expect as expect_data
 from grpo_jax.data.hub._tables import files as data_files
@@ -30,6 +31,6 @@ from grpo_jax.data.hub._tables import sample as data_sample
 __all__ = [
   'HubError', 'MARK', 'Name', 'Needs', 'Unreachable', 'check_push',
   'data_commit', 'data_files', 'data_sample', 'expect_data', 'licence',
-  'local_model', 'model_commit', 'parse', 'push', 'repository_of', 'short',
-  'telling',
+  'local_model', 'model_commit', 'parse', 'push', 'repository_of', 'sealed',
+  'short', 'telling',
 ]  # fmt: skip
