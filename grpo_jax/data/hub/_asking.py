@@ -130,8 +130,9 @@ def _wait_secs(error: BaseException, tries: int) -> float | None:
   status = status_of(error)
   if status is None and not _is_of_network(error):
     return None
-  is_link = status is not None and _other_host(error) != ''
-  if status is not None and status != 429 and status < 500 and not is_link:
+  is_refusal = status is not None and status != 429 and status < 500
+  is_link = is_refusal and _other_host(error) != ''  # a new one may be good
+  if is_refusal and not is_link:
     return None
   if tries >= (TRIES if status and not is_link else _TRIES_ALONE):
     return None
@@ -207,15 +208,6 @@ def _reason(error: BaseException) -> str:
   return f'the Hub does not answer ({plain_text.named(first)})'
 
 
-def _writes(error: BaseException) -> bool:
-  """Whether an error came from a request that was to change something."""
-  for one in _chain(error):
-    request = getattr(getattr(one, 'response', None), 'request', None)
-    if request is not None:
-      return request.method not in ('GET', 'HEAD')
-  return False
-
-
 def _without_secrets(text: str) -> str:
   """A text without the token and without passwords in addresses.
 
@@ -224,7 +216,7 @@ def _without_secrets(text: str) -> str:
   """
   text = re.sub(r'(?<=://)[^/\s@\'"]+@', '', text)
   text = re.sub(r'(?i)(?<=bearer )[^\'"]+', '(not shown)', text)
-  return re.sub(r'hf_\w{8,}', '(not shown)', text)
+  return re.sub(r'hf_[A-Za-z0-9]{16,}', '(not shown)', text)
 
 
 def _is_open(text: str) -> bool:
@@ -309,7 +301,6 @@ def _refused(
 
   has_token = get_token() is not None
   signed = 'with the token of HF_TOKEN' if has_token else 'without HF_TOKEN'
-  may = 'write to it' if _writes(error) else 'read it'
   if _other_host(error) and status < 500 and status != 429:
     return HubError(
       f'{name} on the Hub has not come: {_reason(error)}; its links are good '
@@ -323,22 +314,23 @@ def _refused(
       'account.'
     )
   if isinstance(error, errors.RevisionNotFoundError):
-    return NoRevision(f'{name} on the Hub has no such revision')
+    return NoRevision(
+      f'{name} on the Hub has no such revision; give another, see '
+      f'{page(name, kind)}.'
+    )
   if isinstance(error, errors.RepositoryNotFoundError):
-    done = 'written to' if _writes(error) else 'read'
     return HubError(
-      f'There is no {name} here, and none on the Hub that can be {done} '
-      f'{signed}; correct the name, or set HF_TOKEN to a token that may {may}.'
+      f'There is no {name} here, and none on the Hub that can be read {signed};'
+      ' correct the name, or set HF_TOKEN to a token that may read it.'
     )
   if isinstance(error, errors.RemoteEntryNotFoundError):
     return HubError(
       f'{name} on the Hub has lost a file that it lists; name another commit.'
     )
   if status in (401, 403):
-    does = 'let anybody change' if _writes(error) else 'show'
     return HubError(
-      f'The Hub does not {does} {name} {signed} ({status}); set HF_TOKEN to a '
-      f'token that may {may}.'
+      f'The Hub does not show {name} {signed} ({status}); set HF_TOKEN to a '
+      'token that may read it.'
     )
   return HubError(
     f'The Hub has not given {name}: {_reason(error)}; try again later.'

@@ -52,10 +52,10 @@ def files(text: str, config: str, split: str) -> list[str]:
       f'{text!r} is no name of a data set on the Hugging Face Hub; give '
       'hf:owner/name.'
     )
-  if other := _vanished.instead(name, config, split):
-    name = name.pinned(other)
+  other = _vanished.instead(name, config, split)
+  at = name.pinned(other) if other else name
   try:
-    return _downloaded(*_found(name, config, split))
+    return _downloaded(*_found(at, config, split))
   except _asking.NoRevision as error:
     if not name.commit:
       raise
@@ -132,9 +132,9 @@ def _present(name: _names.Name) -> Iterator[_repository.Repository]:
 def _lists_same(
   name: _names.Name, config: str, split: str, present: list[_repository.File]
 ) -> bool | None:
-  """Whether the list of the commit that is gone has these; None if it is too.
+  """Whether the commit that is gone had these files; None if that is not known.
 
-  Small files, which have no SHA-256 in lists, are not known so.
+  Its list may be in the cache. In it, small files have no SHA-256.
   """
   before = _repository.kept('dataset', name.repository, name.commit)
   if before is None or not before.is_whole:

@@ -185,6 +185,21 @@ BY_NAMES = [
     'train_sft',
     ['data/train_sft-00000-of-00001.parquet'],
   ),
+  # With the hash that `datasets` once wrote, and counted from 1.
+  (
+    [
+      'data/train-00000-of-00002-1a.parquet',
+      'data/train-00001-of-00002-2b.parquet',
+    ],
+    '',
+    'train',
+    [
+      'data/train-00000-of-00002-1a.parquet',
+      'data/train-00001-of-00002-2b.parquet',
+    ],
+  ),
+  (['x-1-of-2.jsonl', 'x-2-of-2.jsonl'], '', 'train')
+  + (['x-1-of-2.jsonl', 'x-2-of-2.jsonl'],),
   # As a conversion has them, but not all.
   (
     ['data/train/0.parquet', 'data/train/extra-1.parquet'],
@@ -208,6 +223,7 @@ IN_PART = [
   (['train-1.csv', 'train-2.jsonl'], ["split 'train'", 'train-1.csv of it']),
   (['a.jsonl', 'b.parquet'], ['several formats (a.jsonl, b.parquet)']),
   (['x/a/train.jsonl', 'x/b/train.parquet'], ['several formats (x/a/train']),
+  (['train-00000-of-00002.parquet'], ['1 of the 2 shards of train.parquet']),
 ]
 
 
@@ -257,6 +273,7 @@ LOST = [
   ('data_files: [train.csv, more.jsonl]', 'train.csv of it is neither'),
   ('data_files: "*.jsonl.gz"', 'x.jsonl.gz of it is neither'),
   ('data_files: lost.jsonl', 'its README.md names for it are not there'),
+  ('data_files: [more.jsonl, lost-*.jsonl]', 'names for it are not there'),
 ]
 
 
