@@ -78,10 +78,8 @@ def _serve(jobs: queue.SimpleQueue[Any]) -> None:
       error = Stopped(plain_text.named(stop))
     try:
       loop.call_soon_threadsafe(_settle, future, result, error)
-    except (
-      RuntimeError
-    ):  # the loop is closed; what follows may close an instance
-      pass
+    except RuntimeError:  # the loop is closed
+      pass  # but the next job may close an instance
     del job, loop, future, run, result, error  # while it waits for the next
 
 
@@ -105,17 +103,18 @@ async def guarded(awaitable: Awaitable[Any]) -> Any:
   """
   try:
     return await awaitable
-  except (SystemExit, KeyboardInterrupt) as stop:
-    raise Stopped(plain_text.named(stop)) from stop
-  except asyncio.CancelledError as stop:
+  except (Exception, GeneratorExit):
+    raise
+  except BaseException as stop:
     task = asyncio.current_task()
-    if task is None or task.cancelling():
+    cancelled = isinstance(stop, asyncio.CancelledError)
+    if cancelled and (task is None or task.cancelling()):
       raise
-    raise Stopped('CancelledError, though nobody has cancelled it') from stop
+    raise Stopped(plain_text.named(stop)) from stop
 
 
 async def limited(
-  function: Callable[..., Any], secs: float, **kwargs: Any
+  function: Callable[..., Any], secs: float, /, **kwargs: Any
 ) -> Any:
   """Calls a function with a deadline: here if it is async, else in a thread.
 
