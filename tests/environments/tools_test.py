@@ -256,6 +256,7 @@ BAD = (
   (('unkind', {}), "'unkind' failed: Unkind: its text cannot be shown"),
   (call('', None, 'The call is no JSON.'), 'The call is no JSON'),
   (call('fine', None), 'The call could not be read'),
+  (call('', None, 'Two\nlines.'), 'Two lines'),
 )
 EVERY = (
   fine, fails, leaves, interrupts, stops, fails_later, leaves_later, cancels,
