@@ -16,10 +16,14 @@ from typing import NamedTuple
 
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
+from grpo_jax.environments import adapters
 from grpo_jax.environments import playing
 from grpo_jax.environments import tools as tools_lib
 
-_OWN = {'calculator': 'grpo_jax.environments.calculator:calculator'}
+_OWN = {
+  'calculator': 'grpo_jax.environments.calculator:calculator',
+  'python': 'grpo_jax.environments.python_tool:Python',
+}
 _TAKEN = {'reset': ('example', 'seed'), 'step': ('action',)}
 _FORMS = (
   'an async or sync function (policy, example), a class with reset and step, a '
@@ -35,11 +39,13 @@ class Made(NamedTuple):
     make: `make(tool_secs=30.0)` returns a `Playing`: one for episodes that
       follow each other, and several for some at the same time.
     tools: The schemas of its tools.
+    reusable: Whether a `Playing` keeps something for the next episode.
   """
 
   name: str
   make: Callable[..., playing.Playing]
   tools: tuple[dict[str, Any], ...] = ()
+  reusable: bool = False
 
 
 def resolve(environment: Any, kwargs: Mapping[str, Any] | None = None) -> Made:
@@ -102,6 +108,8 @@ def _found(environment: Any, name: str) -> Any:
       f'There is no environment {name!r}{importing.nearest(name, _OWN)}; give '
       f"one of {', '.join(_OWN)}, or 'module:Thing' of your own."
     )
+  if adapters.is_name(environment):
+    return adapters.find(environment)
   return importing.imported(
     _OWN.get(environment, environment),
     f'The environment {name!r}',
@@ -194,7 +202,8 @@ def _class(
     construct, lambda _: {}, blocks, reusable, not shared, name
   )
   if steps:
-    return Made(name, functools.partial(playing.Steps, form))
+    make = functools.partial(playing.Steps, form)
+    return Made(name, make, reusable=form.reusable)
   schemas = _schemas(
     [(getattr(kind, one), _is_method(kind, one)) for one in marked], name
   )
@@ -202,7 +211,7 @@ def _class(
     tool: getattr(made, method) for tool, method in zip(schemas, marked)
   }
   make = functools.partial(playing.Tools, form._replace(tools=bound))
-  return Made(name, make, tuple(schemas.values()))
+  return Made(name, make, tuple(schemas.values()), form.reusable)
 
 
 def _check_methods(kind: type, name: str, *more: str) -> bool:

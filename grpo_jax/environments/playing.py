@@ -21,6 +21,7 @@ from grpo_jax.environments import threads
 from grpo_jax.environments import tools as tools_lib
 
 TOOL_SECS = 30.0
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 _CLOSE_SECS = 5.0
 
 
@@ -69,7 +70,7 @@ def messages(observation: Any, where: str) -> list[base.Message]:
 
 
 def number(value: Any, where: str) -> float:
-  """A reward as a finite float.
+  """A reward as a finite float, which float32 can hold.
 
   Raises:
     ValueError: It is none.
@@ -78,7 +79,7 @@ def number(value: Any, where: str) -> float:
     found = math.nan if isinstance(value, str | bytes) else float(value)
   except Exception:
     found = math.nan
-  if math.isfinite(found):
+  if -_FLOAT32_MAX <= found <= _FLOAT32_MAX:
     return found
   raise ValueError(
     f'{where} is {plain_text.shown(value)}, but a finite number is required.'

@@ -8,11 +8,13 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from concurrent import futures
+import contextlib
 import contextvars
 import inspect
 import queue
 import threading
 from typing import Any
+import weakref
 
 from grpo_jax.config import plain_text
 from grpo_jax.environments import base
@@ -25,6 +27,14 @@ class Late(Exception):
 class Stopped(RuntimeError):
   """Code of a user has raised what would end a process."""
 
+
+watch: contextvars.ContextVar[contextlib.AbstractContextManager[Any] | None]
+watch = contextvars.ContextVar('watch', default=None)
+"""What is entered around each call in a thread, for who wants to know of it."""
+
+own: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads of episodes: who looks for what code of a user has left behind may
+leave them out."""
 
 _left: set[asyncio.Future[Any]] = set()  # late ones, until they end
 
@@ -50,11 +60,12 @@ class Thread:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     context = contextvars.copy_context()
-    run = lambda: context.run(function, *args, **kwargs)
+    run = lambda: context.run(_watched, function, *args, **kwargs)
     self._jobs.put((loop, future, run))
     if self._thread is None:
       self._thread = threading.Thread(target=_serve, args=[self._jobs])
       self._thread.daemon = True
+      own.add(self._thread)
       self._thread.start()
     result = await future
     return await guarded(result) if inspect.isawaitable(result) else result
@@ -62,6 +73,11 @@ class Thread:
   def end(self) -> None:
     """Ends the thread when it has done what was asked for."""
     self._jobs.put(None)
+
+
+def _watched(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+  with watch.get() or contextlib.nullcontext():
+    return function(*args, **kwargs)
 
 
 def _serve(jobs: queue.SimpleQueue[Any]) -> None:
@@ -78,8 +94,8 @@ def _serve(jobs: queue.SimpleQueue[Any]) -> None:
       error = Stopped(plain_text.named(stop))
     try:
       loop.call_soon_threadsafe(_settle, future, result, error)
-    except RuntimeError:  # the loop is closed
-      pass  # but the next job may close an instance
+    except RuntimeError:  # the loop is closed; a job may close an instance
+      pass
     del job, loop, future, run, result, error  # while it waits for the next
 
 

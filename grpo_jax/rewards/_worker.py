@@ -23,7 +23,6 @@ has one thread and does not run JAX, so it may fork.
 import asyncio
 from collections.abc import Callable
 import contextlib
-import fcntl
 import functools
 import gc
 import inspect
@@ -35,19 +34,16 @@ import resource
 import secrets
 import select
 import signal
-import struct
 import sys
-import threading
 import time
 from typing import Any
 
 from grpo_jax.config import plain_text
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
+from grpo_jax.rewards import piped
+from grpo_jax.rewards import process_state
 
-HEADER = struct.Struct('<16sQ')
-READY = bytes(16)  # the nonce of the first words, before any request
-_FIRST_FD = 400  # out of the way of a judge that closes the first hundred
 _LONGEST = 300  # characters of a message
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
@@ -62,12 +58,11 @@ def main(
     answers: The end of a pipe to write to.
     confined: The arguments of `_Apart`, to make each call apart.
   """
-  if sys.platform == 'linux':
-    _guard.prctl(_guard._PR_SET_CHILD_SUBREAPER, 1)
-  requests, answers = map(_private, (requests, answers))
+  piped.adopt_orphans()
+  requests, answers = map(piped.hide, (requests, answers))
   functions: dict[str | bytes, Any] = {}
   apart = None if confined is None else _Apart(**confined)
-  _send(answers, READY, {})
+  _send(answers, piped.READY, {})
   mine, is_mine = os.getpid(), os.fstat(answers).st_ino
   while True:
     nonce, function_key, arguments, batched = _request(requests)
@@ -88,7 +83,7 @@ def main(
       used = sum(os.times()[:4])  # by imports, and by the calls before
       called = {'called': True, 'limits_itself': own, 'cpu_secs': used}
       _send(answers, nonce, called)
-      state = _State()
+      state = process_state.State()
       rows = batched and len(arguments[0])
       call = functools.partial(_called, function, arguments, kwargs, rows)
       answer = call() if apart is None else apart.call(call)
@@ -131,34 +126,13 @@ def _called(
     return {'failure': _failure(error)}
 
 
-def _private(number: int) -> int:
-  """The same pipe under a number that no judge expects."""
-  moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
-  os.close(number)
-  return moved
-
-
 def _request(requests: int) -> tuple[bytes, str | bytes, bytes | None, bool]:
-  nonce, size = HEADER.unpack(_read(requests, HEADER.size))
-  return nonce, *pickle.loads(_read(requests, size))
-
-
-def _read(requests: int, size: int) -> bytes:
-  parts = []
-  while size:
-    part = os.read(requests, min(size, 1 << 20))
-    if not part:  # the trainer has closed it
-      os._exit(0)
-    parts.append(part)
-    size -= len(part)
-  return b''.join(parts)
+  nonce, request = piped.receive(requests)
+  return nonce, *pickle.loads(request)
 
 
 def _send(answers: int, nonce: bytes, answer: dict[str, Any]) -> None:
-  data = json.dumps(answer).encode()
-  data = HEADER.pack(nonce, len(data)) + data
-  while data:
-    data = data[os.write(answers, data) :]
+  piped.send(answers, nonce, json.dumps(answer).encode())
 
 
 def _imported(function: str | bytes) -> Any:
@@ -239,84 +213,6 @@ def _number(value: Any) -> float | None:
       f'returned {plain_text.shown(value)}, which is no finite float32'
     )
   return float(value)
-
-
-class _State:
-  """What a judge may change in its process, as it was before the call."""
-
-  def __init__(self):
-    self.folder = os.getcwd()
-    self.environment = dict(os.environ)
-    self.umask = os.umask(0)
-    os.umask(self.umask)
-    self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    self.handlers = {number: signal.getsignal(number) for number in _HANDLED}
-    self.streams = sys.stdin, sys.stdout, sys.stderr
-    self.depth = sys.getrecursionlimit()
-    self.path = list(sys.path)
-    self.threads = set(threading.enumerate())
-    self.files = _standard_files()
-    self.limits = _resource_limits()
-
-  def restore(self) -> bool:
-    """Whether all is as it was; what can be set back, is."""
-    try:
-      os.chdir(self.folder)
-      if dict(os.environ) != self.environment:
-        os.environ.clear()
-        os.environ.update(self.environment)
-      os.umask(self.umask)
-      for timer in _TIMERS:
-        signal.setitimer(timer, 0)
-      signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
-      for number, handler in self.handlers.items():
-        if signal.getsignal(number) != handler:
-          signal.signal(number, handler)
-      sys.stdin, sys.stdout, sys.stderr = self.streams
-      sys.setrecursionlimit(self.depth)
-      sys.path[:] = self.path
-      new_threads = set(threading.enumerate()) - self.threads
-      return (
-        not new_threads
-        and not _has_children()
-        and _standard_files() == self.files
-        and _resource_limits() == self.limits
-      )
-    except BaseException:  # then another process goes on
-      return False
-
-
-_HANDLED = (
-  signal.SIGINT,
-  signal.SIGTERM,
-  signal.SIGALRM,
-  signal.SIGCHLD,
-  signal.SIGPIPE,
-)
-
-
-_TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
-_RESOURCES = sorted(
-  {value for name, value in vars(resource).items() if name[:7] == 'RLIMIT_'}
-)
-
-
-def _resource_limits() -> list[tuple[int, int]]:
-  return [resource.getrlimit(number) for number in _RESOURCES]
-
-
-def _standard_files() -> list[tuple[int, int]]:
-  return [(found.st_rdev, found.st_ino) for found in map(os.fstat, range(3))]
-
-
-def _has_children() -> bool:
-  """Whether a process is left over; this process inherits all orphans."""
-  try:
-    while os.waitpid(-1, os.WNOHANG)[0]:
-      pass
-    return True
-  except ChildProcessError:
-    return False
 
 
 _ANSWER_FD = 3

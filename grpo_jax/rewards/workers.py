@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent import futures
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -41,13 +40,13 @@ from grpo_jax.rewards import _base
 from grpo_jax.rewards import _guard
 from grpo_jax.rewards import _launch
 from grpo_jax.rewards import _worker
+from grpo_jax.rewards import piped
 from grpo_jax.rewards import sandbox
 from grpo_jax.rewards._base import Outcome
 from grpo_jax.rewards._base import resolve
 from grpo_jax.rewards._base import takes_lists
 
 WALL_TIMES = 10  # by default the clock may show so much of the time limit
-_F_SETPIPE_SZ = 1031
 _GRACE_SECS = 0.5  # a confined worker ends a call before that itself
 _LOOK_SECS = 0.5  # between two looks at the processor time of a call
 _AT_ONCE = 4096  # bytes that an empty pipe takes whole
@@ -69,10 +68,9 @@ class Process:
     self.confined = confined
     self._limit_secs, self._wall_limit_secs = time_limit_secs, wall_limit_secs
     self._start_limit_secs = start_limit_secs
-    # The worker's sys.path is ours, so that it finds the same modules.
-    path = [item or os.getcwd() for item in sys.path]
     apart, env = None, None
     if confined:
+      path = [item or os.getcwd() for item in sys.path]
       packages = [one for one in path if one.endswith('-packages')]
       readable = sandbox.readable(packages)
       apart = {
@@ -81,39 +79,11 @@ class Process:
         'readable': readable,
       }
       env = {key: os.environ[key] for key in _HARMLESS if key in os.environ}
-      env.update(_ENVIRONMENT)
+      env.update(piped.ENVIRONMENT)
       self._limit_secs += _GRACE_SECS
       self._wall_limit_secs += _GRACE_SECS
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-      request_out, self._requests = os.pipe()
-      theirs.callback(os.close, request_out)
-      ours.callback(os.close, self._requests)
-      self._answers, answer_in = os.pipe()
-      theirs.callback(os.close, answer_in)
-      ours.callback(os.close, self._answers)
-      null = os.open(os.devnull, os.O_RDWR)
-      theirs.callback(os.close, null)
-      program = (
-        f'import sys; sys.path[:] = {path!r}; from grpo_jax.rewards import'
-        f' _worker; _worker.main({request_out}, {answer_in}, {apart!r})'
-      )
-      self._guarded = _launch.Guarded(
-        [sys.executable, '-c', program],
-        fds=(request_out, answer_in),
-        streams=dict(stdin=null, stdout=null, stderr=null),
-        env=env,
-        guard_env={**os.environ, **_ENVIRONMENT} if env is None else env,
-        **limits,
-      )
-      ours.callback(self._guarded.end)
-      for end in (self._requests, self._answers):
-        os.set_blocking(end, False)
-      if sys.platform == 'linux':
-        # Long texts go faster through a long pipe. A user whose pipes hold
-        # much already is refused: generated code may have made them.
-        with contextlib.suppress(OSError):
-          fcntl.fcntl(self._requests, _F_SETPIPE_SZ, 1 << 20)
-      ours.pop_all()  # nothing has failed: all stays as it is
+    self._piped = piped.start(_worker.__name__, [apart], limits, env)
+    self._requests, self._answers, self._guarded = self._piped
     self._ended = self._died = False
     self._served = 0
     self._ready = False
@@ -122,7 +92,7 @@ class Process:
   def load(self, requests: Sequence[bytes]) -> None:
     """Tells a new worker to import functions, without an answer."""
     message = b''.join(
-      _worker.HEADER.pack(_worker.READY, len(request)) + request
+      piped.HEADER.pack(piped.READY, len(request)) + request
       for request in requests
     )
     if len(message) <= _AT_ONCE:
@@ -133,7 +103,7 @@ class Process:
     """Sends a request; the time of the judge starts with the first answer."""
     self._nonce = secrets.token_bytes(16)
     self._unsent = memoryview(
-      _worker.HEADER.pack(self._nonce, len(request)) + request
+      piped.HEADER.pack(self._nonce, len(request)) + request
     )
     self._read = b''
     self._called_at: float | None = None
@@ -227,9 +197,7 @@ class Process:
     if self._ended:
       return self._how
     self._ended, self.may_go_on = True, False
-    os.close(self._requests)
-    os.close(self._answers)
-    self._how = self._guarded.end()
+    self._how = self._piped.end()
     return self._how
 
   def _write(self) -> None:
@@ -248,10 +216,10 @@ class Process:
       self._read += os.read(self._answers, 1 << 20)
     except BlockingIOError:
       return
-    header = _worker.HEADER
+    header = piped.HEADER
     while len(self._read) >= header.size and not self._finished:
       nonce, size = header.unpack(self._read[: header.size])
-      expected = self._nonce if self._ready else _worker.READY
+      expected = self._nonce if self._ready else piped.READY
       if nonce != expected or size > 1 << 28:
         self._finish('wrote to the pipe of answers', retire=True)
         return
@@ -303,14 +271,6 @@ _HARMLESS = (
   'PATH', 'HOME', 'LANG', 'LC_ALL', 'TZ', 'TMPDIR', 'LD_LIBRARY_PATH',
   'MPLCONFIGDIR', 'XDG_CACHE_HOME', 'XDG_CONFIG_HOME',
 )  # fmt: skip
-_ENVIRONMENT = {
-  'JAX_PLATFORMS': 'cpu',
-  # Threads of these reserve address space, which is limited, and the workers
-  # share the cores anyway.
-  'OPENBLAS_NUM_THREADS': '1',
-  'OMP_NUM_THREADS': '1',
-  'MKL_NUM_THREADS': '1',
-}
 
 _ROUND_SECS = 0.2  # between two looks at all workers, and two checks
 
@@ -423,7 +383,7 @@ class Workers:
     marks = list(map(_is_confined, functions))
     for confined in sorted(set(marks)) or [False]:
       loads = [
-        pickle.dumps((_sent(function), None, False))
+        pickle.dumps((_portable(function), None, False))
         for function, mark in zip(functions, marks, strict=True)
         if mark == confined
       ]
@@ -600,7 +560,7 @@ class Stream:
     if key in self._sent:
       sent, confined = self._sent[key]
     else:
-      sent, confined = _sent(call.function), _is_confined(call.function)
+      sent, confined = _portable(call.function), _is_confined(call.function)
     try:
       arguments = pickle.dumps((call.arguments, dict(call.kwargs)))
     except Exception as error:
@@ -688,34 +648,10 @@ def _is_confined(function: str | Callable[..., Any]) -> bool:
   return True
 
 
-def _sent(function: str | Callable[..., Any]) -> str | bytes:
+def _portable(function: str | Callable[..., Any]) -> str | bytes:
   """A function as a worker can take it."""
-  if isinstance(function, str):
-    return function
-  module, name = (
-    getattr(function, key, None) for key in ('__module__', '__qualname__')
-  )
-  # Of a module that a worker can import, the name is enough. `__main__` of a
-  # worker is another one.
-  if module in sys.modules and module != '__main__':
-    if getattr(sys.modules[module], str(name), None) is function:
-      return f'{module}:{name}'
-  try:
-    import cloudpickle
-  except ImportError as error:
-    raise ValueError(
-      f'The reward function {function!r} is given as an object, and workers'
-      ' need cloudpickle to take it; pip install cloudpickle, or name the'
-      " function as 'module:function'."
-    ) from error
-  try:
-    return cloudpickle.dumps(function)
-  except Exception as error:
-    raise ValueError(
-      f'The reward function {function!r} cannot be sent to a worker process'
-      f' ({plain_text.said(error)}); write it at the top of a module, or judge'
-      ' in the process of the trainer.'
-    ) from error
+  judge = 'judge in the process of the trainer'
+  return piped.portable(function, 'The reward function', judge)
 
 
 def _outcomes(call: Call, worker: Process) -> list[Outcome]:

@@ -1,0 +1,63 @@
+"""Environments of other packages, by names such as 'gymnasium:FrozenLake-v1'.
+
+Each file has `make(rest)`, which returns a class or a function that makes
+instances; `kwargs` of the environment are theirs. The packages are imported
+when an environment is made.
+"""
+
+import importlib
+from typing import Any
+
+from grpo_jax.config import plain_text
+
+NAMES = 'gymnasium', 'mcp', 'open_spiel', 'reasoning_gym', 'textarena'
+
+
+def is_name(name: str) -> bool:
+  """Whether a name is one of an adapter.
+
+  >>> is_name('textarena:GuessTheNumber-v0-raw'), is_name('my_lab.envs:Wordle')
+  (True, False)
+  """
+  return name.partition(':')[0] in NAMES
+
+
+def find(name: str) -> Any:
+  """What makes the environment of a name.
+
+  Args:
+    name: 'adapter:what', see `NAMES`.
+
+  Returns:
+    A class, or a function that makes instances.
+
+  Raises:
+    ValueError: The rest of the name is missing.
+  """
+  adapter, _, rest = name.partition(':')
+  if not rest:
+    raise ValueError(
+      f"The environment {name!r} names nothing of {adapter}; give '{adapter}:'"
+      ' and what is to be played.'
+    )
+  module = importlib.import_module(f'{__name__}.{adapter}_adapter')
+  return module.make(rest)
+
+
+def package(name: str, extra: str) -> Any:
+  """A package that an adapter needs.
+
+  Args:
+    name: As it is imported.
+    extra: Of ours, which installs it.
+
+  Raises:
+    ValueError: It cannot be imported.
+  """
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ValueError(
+      f'The package {name} cannot be imported ({plain_text.first_line(error)});'
+      f" pip install 'grpo_jax[{extra}]'."
+    ) from error

@@ -1,0 +1,231 @@
+"""What an episode and who plays it say to each other.
+
+An episode says `Say`, `Forked` and `Rewarded`, and at its end `Done` or
+`Failed`, in the order in which they happened. Between processes these travel as
+JSON and never as pickles, so that an environment cannot make the trainer run
+anything. So a message holds texts, numbers, lists and mappings alone, wherever
+episodes run.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+from typing import Any
+from typing import NamedTuple
+
+from grpo_jax.config import plain_text
+from grpo_jax.environments.base import Message
+
+_MOST_CHARACTERS = 1 << 26  # of one text
+_LONGEST = 300  # characters of a reason
+
+
+class Begin(NamedTuple):
+  """An episode that is to be played.
+
+  Attributes:
+    episode: Its number; no two live ones have the same.
+    example: The record.
+    seed: What `reset` is given.
+    environment: Which one of those that the player knows.
+  """
+
+  episode: int
+  example: Mapping[str, Any]
+  seed: int
+  environment: str
+
+
+class Say(NamedTuple):
+  """A context wants an answer of the policy.
+
+  Attributes:
+    episode: Of which episode.
+    context: Which context; the first one is 0.
+    messages: What is new in it.
+    tools: The schemas that the policy reads; the same in all turns.
+    max_tokens: Of the answer, at most; None: as the run has it.
+  """
+
+  episode: int
+  context: int
+  messages: tuple[Message, ...]
+  tools: tuple[Mapping[str, Any], ...]
+  max_tokens: int | None
+
+
+class Forked(NamedTuple):
+  """A new context, which begins where the context `of` stands."""
+
+  episode: int
+  context: int
+  of: int
+
+
+class Rewarded(NamedTuple):
+  """A turn was given a reward, beside those that it may have already."""
+
+  episode: int
+  turn: int
+  value: float
+
+
+class Done(NamedTuple):
+  """An episode is over.
+
+  Attributes:
+    episode: Which one.
+    reward: Its own; None if it has none beside those of its turns.
+    tool_calls: How many calls the environment has made for the policy.
+    tool_errors: How many of them went wrong.
+    parse_errors: How much of the replies could not be read.
+    secs: What the environment took itself; waiting for the policy is left out.
+  """
+
+  episode: int
+  reward: float | None
+  tool_calls: int = 0
+  tool_errors: int = 0
+  parse_errors: int = 0
+  secs: float = 0.0
+
+
+class Failed(NamedTuple):
+  """An episode is over, and is worth nothing: not even 0.
+
+  Attributes:
+    episode: Which one.
+    reason: One line.
+    unavailable: It was not its own fault, and it may begin again, with the same
+      `Begin`. This is said `Options.retries` times of an episode at most.
+  """
+
+  episode: int
+  reason: str
+  unavailable: bool = False
+
+
+class Began(NamedTuple):
+  """The environment is there; from now on its time counts."""
+
+  episode: int
+
+
+class Spoiled(NamedTuple):
+  """An episode has left something behind: no other may begin beside it."""
+
+  reason: str
+
+
+class Stuck(NamedTuple):
+  """An episode was told to end, and something of it goes on."""
+
+  episode: int
+
+
+Event = Say | Forked | Rewarded | Done | Failed
+Word = Event | Began | Spoiled | Stuck
+_KINDS = {
+  kind.__name__: kind
+  for kind in (Say, Forked, Rewarded, Done, Failed, Began, Spoiled, Stuck)
+}
+
+
+def encode(words: Iterable[Word]) -> bytes:
+  """Words as they travel between processes."""
+  return json.dumps([[type(one).__name__, *one] for one in words]).encode()
+
+
+def decode(data: bytes) -> list[Word]:
+  """The words of `encode`.
+
+  Raises:
+    ValueError: It is none of them.
+  """
+  try:
+    found = [_KINDS[kind](*fields) for kind, *fields in json.loads(data)]
+  except (KeyError, TypeError, RecursionError) as error:
+    raise ValueError(f'no words: {plain_text.named(error)}') from error
+  return [
+    one._replace(messages=tuple(one.messages), tools=tuple(one.tools))
+    if isinstance(one, Say)
+    else one
+    for one in found
+  ]
+
+
+def plain(value: Any) -> Any:
+  """A value as JSON has it: what is said is the same in every place.
+
+  >>> plain({'role': 'user', 'content': ('a', 1)})
+  {'role': 'user', 'content': ['a', 1]}
+
+  Raises:
+    TypeError: It holds something that is no text, number, list or mapping.
+    ValueError: A text is too long.
+  """
+  if value is None or isinstance(value, bool):
+    return value
+  if isinstance(value, str):
+    if len(value) > _MOST_CHARACTERS:
+      raise ValueError(
+        f'A message holds a text of {len(value)} characters, but at most'
+        f' {_MOST_CHARACTERS} may be said; cut it.'
+      )
+    return str(value)
+  if isinstance(value, int):
+    return int(value)
+  if isinstance(value, float):
+    return float(value)
+  if isinstance(value, Mapping):
+    return {str(key): plain(one) for key, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [plain(one) for one in value]
+  if getattr(value, 'ndim', None) == 0:  # a number of NumPy
+    return plain(value.item())
+  raise TypeError(
+    f'A message holds {plain_text.shown(value)} of type'
+    f' {plain_text.kind(value)}, but texts, numbers, lists and mappings are'
+    ' all that a policy can read; turn it into a text.'
+  )
+
+
+def messages(new: Sequence[Any]) -> tuple[Message, ...]:
+  """Messages of `policy.say`; a text is one of the user.
+
+  Raises:
+    TypeError: One is no message.
+    ValueError: There is none.
+  """
+  if not new:
+    raise ValueError(
+      '`policy.say` was given no message, but a policy answers one; pass a'
+      ' text, or a message.'
+    )
+  found = []
+  for one in new:
+    if isinstance(one, str):
+      one = {'role': 'user', 'content': one}
+    if not isinstance(one, Mapping) or not isinstance(one.get('role'), str):
+      raise TypeError(
+        f'`policy.say` was given {plain_text.shown(one)} of type'
+        f' {plain_text.kind(one)}, but a text or a mapping with a role and a'
+        ' content is required.'
+      )
+    found.append(plain(one))
+  return tuple(found)
+
+
+def reason(error: BaseException) -> str:
+  """One line that says why an episode has failed."""
+  if isinstance(error, MemoryError):
+    return 'memory'
+  if isinstance(error, SystemExit):
+    code = error.code
+    is_plain = isinstance(code, str | int | None)
+    return f'exit {code if is_plain else plain_text.shown(code)}'[:_LONGEST]
+  lines = plain_text.said(error).strip().partition('\n')
+  more = ' ...' if lines[2] else ''
+  told = f'{plain_text.kind(error)}: {lines[0]}{more}'
+  return plain_text.printable(f'raised {told.removesuffix(": ")}')[:_LONGEST]
