@@ -7,9 +7,9 @@ Read in this order:
   plays it; both run code of users by `threads`;
 - `tools`: functions that a policy may call, and `schemas` of what these take;
 - `formats`: how models write calls;
-- `sessions`: where episodes run, in this process or in workers: `events` is
-  what is said, `session` one episode, `stage` many in one event loop, `places`
-  and `worker` where a stage runs;
+- `sessions`: where episodes run, here or in workers (`events` is what
+  is said, `session` one episode, `stage` many in one event loop, `places` and
+  `worker` where a stage runs);
 - `adapters`: environments of other packages.
 
 Nothing here knows of ids, tokenizers or devices: `episodes` plays.

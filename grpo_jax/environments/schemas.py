@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -68,7 +69,7 @@ def describe(
         f'The argument {one.name!r} of the tool {name!r} has no type, which '
         f'the model is told; annotate it, as in {one.name}: str.'
       )
-    fields[one.name] = _of_type(hints[one.name], one.name, name)
+    fields[one.name] = _type_schema(hints[one.name], one.name, name)
     if one.name in said:
       fields[one.name]['description'] = said[one.name]
     if one.default is one.empty:
@@ -84,14 +85,14 @@ def describe(
   }
 
 
-def _of_type(hint: Any, argument: str, tool: str) -> dict[str, Any]:
+def _type_schema(hint: Any, argument: str, tool: str) -> dict[str, Any]:
   """The schema of a type.
 
   Raises:
     ValueError: No schema here describes it.
   """
   origin, inner = typing.get_origin(hint), typing.get_args(hint)
-  again = lambda one: _of_type(one, argument, tool)
+  again = lambda one: _type_schema(one, argument, tool)
   if hint is Any:
     return {}
   if hint in _SIMPLE:
@@ -212,7 +213,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
   'boolean': lambda value: isinstance(value, bool),
   'null': lambda value: value is None,
   'integer': lambda value: type(value) is int,
-  'number': lambda value: type(value) in (int, float),
+  'number': lambda value: (
+    type(value) is int or (type(value) is float and math.isfinite(value))
+  ),
   'array': lambda value: isinstance(value, list | tuple),
   'object': lambda value: isinstance(value, Mapping),
 }

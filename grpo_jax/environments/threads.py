@@ -119,17 +119,18 @@ async def guarded(awaitable: Awaitable[Any]) -> Any:
   """
   try:
     return await awaitable
-  except (SystemExit, KeyboardInterrupt) as stop:
-    raise Stopped(plain_text.named(stop)) from stop
-  except asyncio.CancelledError as stop:
+  except (Exception, GeneratorExit):
+    raise
+  except BaseException as stop:
     task = asyncio.current_task()
-    if task is None or task.cancelling():
+    cancelled = isinstance(stop, asyncio.CancelledError)
+    if cancelled and (task is None or task.cancelling()):
       raise
-    raise Stopped('CancelledError, though nobody has cancelled it') from stop
+    raise Stopped(plain_text.named(stop)) from stop
 
 
 async def limited(
-  function: Callable[..., Any], secs: float, **kwargs: Any
+  function: Callable[..., Any], secs: float, /, **kwargs: Any
 ) -> Any:
   """Calls a function with a deadline: here if it is async, else in a thread.
 

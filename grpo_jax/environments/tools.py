@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import contextvars
+import copy
 import dataclasses
 import functools
 import inspect
@@ -221,7 +222,8 @@ async def _run(
     )
   try:
     parameters = _parameters(function)
-    arguments, problem = schemas.fit(call.arguments, parameters, call.name)
+    given = copy.deepcopy(call.arguments)  # a tool may change what it is given
+    arguments, problem = schemas.fit(given, parameters, call.name)
     if problem:
       return _wrong(problem)
     result = await threads.limited(function, secs, **arguments)
@@ -246,12 +248,12 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
     return mark['function']['parameters']
   inner = getattr(function, '__func__', None)
   if inner is not None:  # a method of an instance that is made for an episode
-    return _of_function(inner, True)
-  return _of_function(function, False)
+    return _parameters_once(inner, True)
+  return _parameters_once(function, False)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_function(
+def _parameters_once(
   function: Callable[..., Any], is_method: bool
 ) -> Mapping[str, Any]:
   return schemas.describe(function, is_method)['function']['parameters']

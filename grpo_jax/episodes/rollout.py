@@ -123,11 +123,11 @@ def collect(
     texts=judged.texts,
     index=np.array(index, np.int64),
     reward_names=tuple(reward.name for reward in rewards),
-    answers=[_answer_text(record.get('answer')) for record in records],
+    answers=[answer_text(record.get('answer')) for record in records],
   )
 
 
-def _answer_text(answer: Any) -> str | None:
+def answer_text(answer: Any) -> str | None:
   """A reference answer for people to read; what is no text, as JSON."""
   if answer is None or isinstance(answer, str):
     return answer
@@ -250,7 +250,7 @@ class _Judged:
   def _judge(self, p: int, one: engines.Sampled) -> None:
     self.began = min(self.began, time.monotonic())
     example = {
-      **_copied(self._records[p]),
+      **copied(self._records[p]),
       'completion_ids': one.ids.tolist(),
       'truncated': one.finish == engines.TRUNCATED,
     }
@@ -261,16 +261,16 @@ class _Judged:
     )
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
   """A record of its own for a judge, which may sort or empty what it holds.
 
   No `copy.deepcopy`: what a record holds beside lists, dicts and sets may be
   large, or something that cannot be copied.
   """
   if isinstance(value, Mapping):
-    return {key: _copied(one) for key, one in value.items()}
+    return {key: copied(one) for key, one in value.items()}
   if isinstance(value, list):
-    return [_copied(one) for one in value]
+    return [copied(one) for one in value]
   return set(value) if isinstance(value, set) else value
 
 

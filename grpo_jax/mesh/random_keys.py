@@ -61,6 +61,12 @@ def folded(
   return np.stack(_fold_in(words, column), axis=-1).astype(np.uint32)
 
 
+def fold(words: np.ndarray, number: int) -> np.ndarray:
+  """The words of `fold_in(key, number)`, u32[2], from those of the key."""
+  first, second = (int(word) for word in words)
+  return np.array(_fold_in((first, second), int(number) & _MASK), np.uint32)
+
+
 def generator(seed: int, purpose: str, step: int) -> np.random.Generator:
   """A NumPy generator for the same arguments as `key`."""
   data = np.array(_words(seed, purpose, step), np.uint32)

@@ -1,6 +1,7 @@
 """Calls as the chat templates of trl write them, read back.
 
-Of trl only its files are needed: `pip install --no-deps trl`.
+Of trl only its files are needed: `pip install --no-deps trl`, and
+`pytest -n 0 -m reference tests/environments`.
 """
 
 import importlib.util
@@ -13,7 +14,12 @@ from grpo_jax.data import _chat
 from grpo_jax.environments import formats
 from grpo_jax.environments import schemas
 
-pytestmark = pytest.mark.reference
+pytestmark = [
+  pytest.mark.reference,
+  pytest.mark.skipif(
+    importlib.util.find_spec('trl') is None, reason='needs trl'
+  ),
+]
 
 CALLS = (
   {'a': 1, 's': 'its "x"\n{y}', 'l': [1, {'k': None, 'b': True}]},
@@ -32,7 +38,7 @@ def add(a: int, s: str = '', l: list = [], x: float = 0.0):  # noqa: B006, E741
 
 def templates():
   place = importlib.util.find_spec('trl')
-  assert place is not None and place.origin is not None, 'needs trl'
+  assert place is not None and place.origin is not None
   folder = pathlib.Path(place.origin).parent / 'chat_templates'
   return sorted(folder.glob('*.jinja'))
 

@@ -212,6 +212,18 @@ def deep() -> Any:
   return value
 
 
+class Rude(BaseException):
+  pass
+
+
+def rude() -> str:
+  raise Rude('x')
+
+
+async def rude_later() -> str:
+  raise Rude('x')
+
+
 class Unkind(Exception):
   def __str__(self):
     raise RuntimeError
@@ -239,13 +251,16 @@ BAD = (
   (('forgets', {}), "'forgets' returned nothing"),
   (('thing', {}), "'thing' returned a Thing, which is no text"),
   (('deep', {}), "'deep' returned a list"),
+  (('rude', {}), "'rude' failed: Stopped: Rude: x"),
+  (('rude_later', {}), "'rude_later' failed: Stopped: Rude: x"),
   (('unkind', {}), "'unkind' failed: Unkind: its text cannot be shown"),
   (call('', None, 'The call is no JSON.'), 'The call is no JSON'),
   (call('fine', None), 'The call could not be read'),
+  (call('', None, 'Two\nlines.'), 'Two lines'),
 )
 EVERY = (
   fine, fails, leaves, interrupts, stops, fails_later, leaves_later, cancels,
-  forgets, does, thing, deep, unkind,
+  forgets, does, thing, deep, unkind, rude, rude_later,
 )  # fmt: skip
 
 
@@ -283,6 +298,9 @@ def test_arguments_are_turned_to_what_the_schema_wants():
   }  # fmt: skip
   outcomes, _ = run([search], ('search', given))
   assert contents(outcomes) == ['12 3 [0.5, 1] old 4 {"a": 1} True']
+  huge = 10**400
+  outcomes, _ = run([search], ('search', {'query': 'x', 'near': [huge]}))
+  assert str(huge) in contents(outcomes)[0]
   outcomes, _ = run([search], ('search', {'query': 'x', 'limit': 4.0}))
   assert contents(outcomes) == ['x 4 None new None  None']
   for wrong in (
@@ -290,6 +308,8 @@ def test_arguments_are_turned_to_what_the_schema_wants():
     {'query': 'x', 'kind': 'older'},
     {'query': 'x', 'near': [1, 'y']},
     {'query': 'x', 'near': 'y'},
+    {'query': 'x', 'near': '[NaN]'},
+    {'query': 'x', 'near': '[1e999]'},
     {'query': 'x', 'more': {'a': 'b'}},
     {'query': 'x', 'exact': 'maybe'},
   ):
@@ -406,6 +426,18 @@ def test_a_function_may_have_a_schema_of_its_own():
   assert "must be an object with 'x', but is {}" in bad.error
 
 
+def test_arguments_may_have_any_name_and_be_changed():
+  def wait(secs: int, function: str, self: list, kwargs: Any) -> str:
+    self.append(secs)
+    kwargs['new'] = 1
+    return f'{secs} {function} {self} {kwargs}'
+
+  given = {'secs': 1, 'function': 'f', 'self': [], 'kwargs': {}}
+  (outcome,), _ = run([wait], ('wait', given))
+  assert outcome.message['content'] == "1 f [1] {'new': 1}"
+  assert given == {'secs': 1, 'function': 'f', 'self': [], 'kwargs': {}}
+
+
 def test_a_cancelled_turn_leaves_no_tool_behind():
   begun, seen = threading.Event(), []
 
@@ -427,6 +459,8 @@ def test_a_cancelled_turn_leaves_no_tool_behind():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
       await task
+    for _ in range(10):
+      await asyncio.sleep(0)
+    return [*seen]  # before asyncio.run cancels what is left
 
-  asyncio.run(both())
-  assert seen == ['cancelled']
+  assert asyncio.run(both()) == ['cancelled']

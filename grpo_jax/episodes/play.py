@@ -1,0 +1,363 @@
+"""Plays episodes in rounds: all calls that wait are one batch of the engine.
+
+A round begins when every episode has asked or is over. Devices are used by this
+thread alone; environments run where their player lets them run.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_jax import engines
+from grpo_jax.data import Tokenizer
+from grpo_jax.environments import events
+from grpo_jax.environments import formats
+from grpo_jax.environments import sessions
+from grpo_jax.environments.base import Reply
+from grpo_jax.episodes import transcript as transcript_lib
+from grpo_jax.episodes.transcript import Path
+from grpo_jax.episodes.transcript import Transcript
+from grpo_jax.episodes.types import Episode
+from grpo_jax.mesh import random_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What ends an episode; each in tokens but the first.
+
+  Attributes:
+    turns: Of an episode.
+    turn_tokens: Of a turn; one that reaches it is the last.
+    episode_tokens: Of all turns together.
+    context_tokens: That a turn may read and write.
+  """
+
+  turns: int
+  turn_tokens: int
+  episode_tokens: int
+  context_tokens: int
+
+
+class Played(NamedTuple):
+  """An episode that is over.
+
+  Attributes:
+    episode: Its tokens, behind the prompt of its group.
+    reward: Its own, with those of its turns; None if it failed or has none.
+    failure: Why it failed; '' if it did not.
+    last_text: What the policy has said last.
+    counts: `tool_calls`, `tool_errors`, `parse_errors`, `secs`.
+  """
+
+  episode: Episode
+  reward: float | None
+  failure: str
+  last_text: str
+  counts: Mapping[str, float]
+
+
+@dataclasses.dataclass
+class _Live:
+  """An episode that is being played, from its last beginning on."""
+
+  transcript: Transcript
+  begin: events.Begin | None = None
+  contexts: dict[int, Path] = dataclasses.field(default_factory=lambda: {0: ()})
+  tools: Sequence[Any] = ()  # of its first turn
+  rewards: dict[int, float] = dataclasses.field(default_factory=dict)
+  reward: float | None = None
+  failure: str = ''
+  ended: str = ''  # the limit that has ended it
+  last_text: str = ''
+  is_over: bool = False
+  counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class _Call(NamedTuple):
+  """A turn that is to be drawn."""
+
+  number: int  # of the episode
+  context: int
+  ids: np.ndarray
+  limit: int
+
+
+def play(
+  records: Sequence[Mapping[str, Any]],
+  index: Sequence[int],
+  engine: engines.Engine,
+  tokenizer: Tokenizer,
+  player: sessions.Player,
+  call_format: formats.Format,
+  sampling: engines.Sampling,
+  limits: Limits,
+  group: int,
+  seed: int,
+  rollout: int,
+  purpose: str = 'sample',
+  check: Callable[[], None] = lambda: None,
+) -> tuple[list[list[int]], list[list[Played]]]:
+  """Plays G episodes of each of P records.
+
+  Args:
+    records: What environments begin with.
+    index: For each record its global counter; see `engines.requests`.
+    engine: With parameters; nothing else is submitted to it.
+    tokenizer: Turns messages into ids.
+    player: Runs the environments.
+    call_format: How the model writes calls of tools.
+    sampling: How tokens are drawn.
+    limits: What ends an episode.
+    group: Episodes of a record, `G`.
+    seed: Of the run.
+    rollout: Its number.
+    purpose: See `engines.requests`.
+    check: Called between two turns of the engine; what it raises ends it all.
+
+  Returns:
+    The ids of the prompt of each record's group; and [P][G] episodes.
+  """
+  keys = random_keys.folded(seed, purpose, rollout, index, range(group))
+  starts = random_keys.folded(seed, 'environment', rollout, index, [0])
+  live = [_Live(Transcript(key)) for row in keys for key in row]
+  for number, one in enumerate(live):
+    p = number // group
+    start = int(starts[p, 0, 0])  # all of a group start alike
+    one.begin = events.Begin(number, records[p], start, '')
+    player.begin(one.begin)
+  rounds = _Rounds(live, tokenizer, player, call_format, limits)
+  width = len(live)
+  while calls := rounds.asked():
+    for call, one in zip(
+      calls,
+      _drawn(engine, calls, live, sampling, group, width, check),
+      strict=True,
+    ):
+      rounds.answer(call, one)
+  return _grouped(live, group, sampling)
+
+
+class _Rounds:
+  """Between two rounds: what environments ask, and what they are answered."""
+
+  def __init__(
+    self,
+    live: list[_Live],
+    tokenizer: Tokenizer,
+    player: sessions.Player,
+    call_format: formats.Format,
+    limits: Limits,
+  ):
+    self._live, self._tokenizer, self._player = live, tokenizer, player
+    self._format, self._limits = call_format, limits
+    self._opened = tokenizer.opens_reasoning()
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    self._special = [token.content for token in added]
+
+  def asked(self) -> list[_Call]:
+    """The turns that wait, by episode; none once all episodes are over."""
+    calls: list[_Call] = []
+    while not calls and not all(one.is_over for one in self._live):
+      for event in self._player.wait():
+        call = self._take(event)
+        if call is not None:
+          calls.append(call)
+    return sorted(calls, key=lambda x: (x.number, self._path(x)))
+
+  def _path(self, call: _Call) -> Path:
+    return self._live[call.number].contexts[call.context]
+
+  def _take(self, event: Any) -> _Call | None:
+    """Notes what has happened; a turn, if one is asked for and allowed."""
+    one = self._live[event.episode]
+    match event:
+      case events.Say():
+        return self._said(one, event)
+      case events.Forked():
+        path = one.transcript.fork(one.contexts[event.of])
+        one.contexts[event.context] = path
+      case events.Rewarded():
+        before = one.rewards.get(event.turn, 0.0)
+        one.rewards[event.turn] = before + event.value
+      case events.Done():
+        one.is_over, one.reward = True, event.reward
+        names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs'
+        one.counts = {name: getattr(event, name) for name in names}
+      case events.Failed() if event.unavailable and one.begin is not None:
+        fresh = _Live(Transcript(one.transcript.key), one.begin)
+        self._live[event.episode] = fresh
+        self._player.begin(one.begin)
+      case events.Failed():
+        one.is_over, one.failure = True, event.reason
+    return None
+
+  def _said(self, one: _Live, event: events.Say) -> _Call | None:
+    """Adds messages to a context; the turn behind them, if it is allowed."""
+    path, transcript = one.contexts[event.context], one.transcript
+    last = transcript.last(path)
+    if last is None:
+      one.tools = one.tools or event.tools
+      ids = self._tokenizer.begin_chat(event.messages, one.tools)
+    else:
+      cut = last.sampled.finish == engines.TRUNCATED
+      ids = self._tokenizer.continue_chat(event.messages, one.tools, cut)
+    limits, drawn = self._limits, transcript.drawn()
+    length = len(transcript.ids(path)) + len(ids)
+    room = {
+      'turns': limits.turns - transcript.turns,
+      'tokens': limits.episode_tokens - drawn,
+      'context': limits.context_tokens - length,
+    }
+    for reason, left in room.items():
+      if left <= 0 or one.ended:
+        one.ended = one.ended or reason
+        self._player.cancel(event.episode, one.ended)
+        return None
+    transcript.read(path, ids)
+    most = min(limits.turn_tokens, room['tokens'], room['context'])
+    limit = min(most, event.max_tokens or most)
+    return _Call(event.episode, event.context, transcript.ids(path), limit)
+
+  def answer(self, call: _Call, sampled: engines.Sampled) -> None:
+    """Adds a turn to its context, and tells the environment what was said."""
+    one = self._live[call.number]
+    turn = one.transcript.add(one.contexts[call.context], sampled)
+    cut = sampled.finish == engines.TRUNCATED
+    parsed = formats.parse(
+      self._format,
+      self._tokenizer.turn_pieces(sampled.ids),
+      self._opened,
+      cut,
+      one.tools,
+      self._special,
+    )
+    one.last_text = parsed.text
+    if cut or not self._goes_on(one, sampled):
+      one.ended = 'length' if cut else 'end'
+      self._player.cancel(call.number, one.ended)
+      return
+    names = {engines.ENDED: 'end', engines.STOPPED: 'stop'}
+    self._player.answer(
+      call.number,
+      call.context,
+      Reply(
+        parsed.text,
+        parsed.reasoning,
+        parsed.calls,
+        parsed.problems,
+        names[sampled.finish],
+        turn,
+        len(sampled.ids),
+      ),
+    )
+
+  def _goes_on(self, one: _Live, sampled: engines.Sampled) -> bool:
+    """Whether a turn has ended as turns do, and not the whole chat."""
+    last = int(sampled.ids[-1])
+    if last not in self._tokenizer.eos_ids:
+      return True  # a stop string
+    return last in self._tokenizer.turn_end_ids(one.tools)
+
+
+def _drawn(
+  engine: engines.Engine,
+  calls: Sequence[_Call],
+  live: Sequence[_Live],
+  sampling: engines.Sampling,
+  group: int,
+  width: int,
+  check: Callable[[], None],
+) -> list[engines.Sampled]:
+  """What the engine draws for calls, in their order.
+
+  The first calls of a group read the same, and are one request. All others are
+  requests of their own, as many in each round, so that programs are few.
+  """
+  asked, places = [], []
+  for _, some in itertools.groupby(
+    range(len(calls)), lambda n: calls[n].number // group
+  ):
+    whole = [*some]
+    parts = (
+      [whole] if _are_one(calls, whole, live, group) else [[n] for n in whole]
+    )
+    for part in parts:
+      asked.append(_request([calls[n] for n in part], live, sampling))
+      places.append(part)
+  if any(len(one.keys) == 1 for one in asked):
+    blank = asked[0]._replace(keys=asked[0].keys[:1], limit=1)
+    asked += [blank] * (width - len(asked))
+  found: list[Any] = [None] * len(calls)
+  sampled = engines.generate(engine, asked, check=check)
+  for part, drawn in zip(places, sampled):
+    for n, one in zip(part, drawn, strict=True):
+      found[n] = one
+  return found
+
+
+def _are_one(
+  calls: Sequence[_Call], some: Sequence[int], live: Sequence[_Live], group: int
+) -> bool:
+  """Whether some calls are the first of a whole group, and read the same."""
+  first = calls[some[0]]
+  return [calls[n].number % group for n in some] == [*range(group)] and all(
+    not live[calls[n].number].transcript.turns
+    and np.array_equal(calls[n].ids, first.ids)
+    and calls[n].limit == first.limit
+    for n in some
+  )
+
+
+def _request(
+  calls: Sequence[_Call], live: Sequence[_Live], sampling: engines.Sampling
+) -> engines.Request:
+  """One request for calls that read the same."""
+  keys = [
+    live[call.number]
+    .transcript.contexts[live[call.number].contexts[call.context]]
+    .key
+    for call in calls
+  ]
+  first = calls[0]
+  name = f'a turn of episode {first.number}'
+  return engines.Request(first.ids, np.stack(keys), first.limit, sampling, name)
+
+
+def _grouped(
+  live: Sequence[_Live], group: int, sampling: engines.Sampling
+) -> tuple[list[list[int]], list[list[Played]]]:
+  """The prompt of each group, and its episodes behind it."""
+  prompts, played = [], []
+  for first in range(0, len(live), group):
+    some = live[first : first + group]
+    begun = [one.transcript for one in some if one.transcript.turns]
+    prompt = transcript_lib.common_ids(begun) if begun else []
+    prompts.append(prompt or [sampling.eos_ids[0]])
+    played.append([_played(one, len(prompt)) for one in some])
+  return prompts, played
+
+
+def _played(one: _Live, prompt: int) -> Played:
+  """An episode that is over, behind the prompt of its group."""
+  is_cut = one.ended not in ('', 'end')
+  finish = engines.TRUNCATED if is_cut else engines.ENDED
+  skipped = prompt if one.transcript.turns else 0
+  found = transcript_lib.episode(one.transcript, skipped, finish)
+  by_turn = one.transcript.turn_places()
+  rewards = np.zeros(len(by_turn), np.float32)
+  for number, value in one.rewards.items():
+    rewards[by_turn[number]] = value
+  own = [x for x in (one.reward, *one.rewards.values()) if x is not None]
+  return Played(
+    found._replace(reward=rewards if one.rewards else None, ended=one.ended),
+    float(sum(own)) if own and not one.failure else None,
+    one.failure,
+    one.last_text,
+    one.counts,
+  )

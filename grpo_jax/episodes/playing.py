@@ -1,0 +1,115 @@
+"""Rollouts of episodes that were played with environments."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import rewards as rewards_lib
+from grpo_jax.data import Tokenizer
+from grpo_jax.data import prompt_text
+from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.play import Played
+from grpo_jax.episodes.types import Rollout
+
+EPISODE = 'episode'
+"""The field of an example in which rewards find what an environment told."""
+
+Play = Callable[
+  [Sequence[Mapping[str, Any]], Sequence[int]],
+  tuple[list[list[int]], list[list[Played]]],
+]
+"""`(records, index)`: plays a group for each record; see `play.play`."""
+
+
+def collect(
+  records: Sequence[Mapping[str, Any]],
+  play: Play,
+  tokenizer: Tokenizer,
+  rewards: Sequence[rewards_lib.WeightedReward],
+  completion_buckets: Sequence[int],
+  judging: rollout_lib.Judging = rollout_lib.judged_alone,
+  workers: rewards_lib.Workers | None = None,
+) -> Rollout:
+  """Plays episodes of some records, and has the rewards judge them.
+
+  Args:
+    records: `P` records with `'prompt'` and `'index'`.
+    play: Plays them.
+    tokenizer: Turns ids into text.
+    rewards: Reward functions with weights. Their completion is what the policy
+      has said last; `example['episode']` tells the rest.
+    completion_buckets: Allowed widths behind the first prompt, tokens.
+    judging: See `rollout.collect`.
+    workers: Likewise.
+
+  Returns:
+    A `Rollout`. An episode that failed is not valid.
+  """
+  index = [record['index'] for record in records]
+  prompts, played = play(records, index)
+  episodes = [[one.episode for one in group] for group in played]
+  with rewards_lib.Scoring(rewards, workers) as scoring:
+    judge = _Judge(records, played, scoring)
+    episodes, scores = judging(judge, episodes)
+  return rollout_lib.make_rollout(
+    episodes,
+    scores,
+    completion_buckets,
+    prompts=prompts,
+    prompt_texts=[prompt_text(record['prompt']) for record in records],
+    texts=[[tokenizer.decode(one.ids) for one in group] for group in episodes],
+    index=np.array(index, np.int64),
+    reward_names=tuple(reward.name for reward in rewards),
+    answers=[rollout_lib.answer_text(one.get('answer')) for one in records],
+  )
+
+
+class _Judge:
+  """Has the episodes of P groups judged; see `rollout.Judge`."""
+
+  def __init__(
+    self,
+    records: Sequence[Mapping[str, Any]],
+    played: Sequence[Sequence[Played]],
+    scoring: rewards_lib.Scoring,
+  ):
+    self.began = math.inf
+    self._records, self._played, self._scoring = records, played, scoring
+
+  def __call__(
+    self, chosen: Sequence[int], check: Callable[[], None] = lambda: None
+  ) -> rewards_lib.Scores:
+    """The scores of some groups, in the order p * G + g."""
+    self.began = min(self.began, time.monotonic())
+    every = [(p, one) for p in chosen for one in self._played[p]]
+    rows = [
+      self._scoring.add(
+        prompt_text(self._records[p]['prompt']),
+        one.last_text,
+        rollout_lib.copied(self._records[p]) | {EPISODE: _told(one)},
+      )
+      for p, one in every
+    ]
+    scores = self._scoring.scores(rows, check)
+    failed = np.array([bool(one.failure) for _, one in every])
+    return scores._replace(
+      judged=scores.judged & ~failed,
+      reward=np.where(failed, 0, scores.reward).astype(np.float32),
+    )
+
+
+def _told(one: Played) -> dict[str, Any]:
+  """What rewards are told of an episode."""
+  rewards = one.episode.reward
+  return {
+    'reward': one.reward,
+    'turn_rewards': [] if rewards is None else rewards.tolist(),
+    'ended': one.episode.ended,
+    'failure': one.failure,
+    **one.counts,
+  }

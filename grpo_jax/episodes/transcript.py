@@ -1,0 +1,232 @@
+"""What was read and written in an episode, as a tree of token ids.
+
+The ids of a call of the engine are those of a path in the tree, and there is no
+other way to make one: nothing that was sampled is decoded and encoded again.
+Every sampled token lies in one node, however many contexts it is read in.
+
+A context is a place in the tree that grows. It has a path as a name: () is the
+first one, and `path + (n, k)` is the k-th that was forked behind the n-th turn
+of the context `path`. So names do not depend on who comes when, nor does what
+is made of them: the keys of calls, and the order of the tree.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+from grpo_jax import engines
+from grpo_jax.episodes.types import Episode
+from grpo_jax.mesh import random_keys
+
+Path = tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Context:
+  """A place where an episode goes on.
+
+  Attributes:
+    parts: What was added in it, in order: ids that were read, or a turn.
+    start: How many parts of the context it was forked from it begins with.
+    key: u32[2], of its next call.
+    forks: How many contexts were forked since its last turn.
+    turns: How many turns were added in it.
+  """
+
+  key: np.ndarray
+  start: int = 0
+  parts: list['Part'] = dataclasses.field(default_factory=list)
+  forks: int = 0
+  turns: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+  """Ids that the policy did not choose, i32[n]."""
+
+  ids: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """What the policy has said: what was sampled, and its number as it was told.
+
+  Attributes:
+    sampled: By the engine.
+    number: Of the turns of the episode, in the order in which they were drawn.
+  """
+
+  sampled: engines.Sampled
+  number: int
+
+  @property
+  def ids(self) -> np.ndarray:
+    """i32[n]."""
+    return self.sampled.ids
+
+
+Part = Read | Turn
+
+
+class Transcript:
+  """The tree of one episode.
+
+  Attributes:
+    contexts: By their paths.
+    turns: How many were drawn.
+    key: u32[2], of the first call.
+  """
+
+  def __init__(self, key: np.ndarray):
+    """Nothing is read yet.
+
+    Args:
+      key: u32[2], of the first call.
+    """
+    self.contexts: dict[Path, Context] = {(): Context(key)}
+    self.turns = 0
+    self.key = key
+
+  def read(self, path: Path, ids: Sequence[int] | np.ndarray) -> None:
+    """Adds what the next turn of a context will read."""
+    if len(ids):
+      self.contexts[path].parts.append(Read(np.asarray(ids, np.int32)))
+
+  def add(self, path: Path, sampled: engines.Sampled) -> int:
+    """Adds a turn to a context; returns its number."""
+    context, number = self.contexts[path], self.turns
+    context.parts.append(Turn(sampled, number))
+    context.key = random_keys.fold(context.key, 0)
+    context.forks, context.turns = 0, context.turns + 1
+    self.turns += 1
+    return number
+
+  def fork(self, path: Path) -> Path:
+    """Another context that begins as this one stands; returns its path."""
+    context = self.contexts[path]
+    context.forks += 1
+    forked = (*path, context.turns, context.forks)
+    self.contexts[forked] = Context(
+      random_keys.fold(context.key, context.forks), len(context.parts)
+    )
+    return forked
+
+  def ids(self, path: Path) -> np.ndarray:
+    """i32[n], all that the next turn of a context reads."""
+    return _joined([part.ids for part in self._parts(path)], np.int32)
+
+  def last(self, path: Path) -> Turn | None:
+    """The last turn that a context has in it; None before the first one."""
+    turns = [part for part in self._parts(path) if isinstance(part, Turn)]
+    return turns[-1] if turns else None
+
+  def drawn(self) -> int:
+    """How many tokens were sampled."""
+    parts = [part for one in self.contexts.values() for part in one.parts]
+    return sum(len(part.ids) for part in parts if isinstance(part, Turn))
+
+  def _parts(self, path: Path, number: int | None = None) -> list[Part]:
+    """All parts from the root on, with the first `number` of a context."""
+    context = self.contexts[path]
+    above = self._parts(path[:-2], context.start) if path else []
+    return above + context.parts[:number]
+
+  def placed(self) -> Iterator[tuple[int, Part]]:
+    """Every part once, in the order of the tree: by the paths of contexts.
+
+    Yields:
+      Of each part the place of the token that its first one follows, -1 for
+      none; and the part. The tokens have their places in this order.
+    """
+    ends: dict[int, int] = {}  # the last place of a part
+    size = 0
+    for path in sorted(self.contexts):
+      above = self._parts(path, 0)
+      last = ends[id(above[-1])] if above else -1
+      for part in self.contexts[path].parts:
+        yield last, part
+        size += len(part.ids)
+        last = ends[id(part)] = size - 1
+
+  def turn_places(self) -> dict[int, int]:
+    """Of each turn its place among those of the tree, by its number."""
+    turns = [part for _, part in self.placed() if isinstance(part, Turn)]
+    return {part.number: place for place, part in enumerate(turns)}
+
+
+def common_ids(transcripts: Sequence[Transcript]) -> list[int]:
+  """What all of a group's episodes read before they sample anything."""
+  first = []
+  for one in transcripts:
+    parts = itertools.takewhile(_is_read, one.contexts[()].parts)
+    first.append(_joined([part.ids for part in parts], np.int32))
+  shortest = min(map(len, first))
+  rows = np.stack([ids[:shortest] for ids in first])
+  same = (rows == rows[0]).all(axis=0)
+  return rows[0, : int(np.cumprod(same).sum())].tolist()
+
+
+def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
+  """A transcript as tokens behind a prompt.
+
+  Args:
+    transcript: Of an episode that is over.
+    prompt: How many ids of its root are the prompt of its group.
+    finish: `engines.TRUNCATED` if a limit has cut it.
+
+  Returns:
+    An `Episode`; `reward` and `ended` are left to the caller.
+  """
+  placed = [*transcript.placed()]
+  parts = [part for _, part in placed]
+  turns = [part for part in parts if isinstance(part, Turn)]
+  number = {id(part): n for n, part in enumerate(turns)}
+
+  def array(name: str, dtype: Any) -> np.ndarray | None:
+    """What the engine has said of each token; 0 where it has not drawn it."""
+    if all(getattr(one.sampled, name) is None for one in turns):
+      return None
+    values = [
+      getattr(part.sampled, name)
+      if isinstance(part, Turn)
+      else np.zeros(len(part.ids))
+      for part in parts
+    ]
+    return _joined(values, dtype)[prompt:]
+
+  starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+  previous = _joined(
+    [
+      [last, *range(start, start + len(part.ids) - 1)]
+      for (last, part), start in zip(placed, starts)
+    ],
+    np.int32,
+  )
+  previous = np.maximum(previous[prompt:] - prompt, -1)
+  is_line = np.array_equal(previous, np.arange(-1, len(previous) - 1))
+  turn = [np.full(len(x.ids), number.get(id(x), 0)) for x in parts]
+  chosen = [np.full(len(x.ids), isinstance(x, Turn)) for x in parts]
+  return Episode(
+    ids=_joined([part.ids for part in parts], np.int32)[prompt:],
+    chosen=_joined(chosen, bool)[prompt:],
+    logp=array('logp', np.float32),
+    log_kept=array('log_kept', np.float32),
+    version=array('version', np.int32),
+    entropy=array('entropy', np.float32),
+    routing=array('routing', np.int32),
+    turn=_joined(turn, np.int32)[prompt:],
+    previous=None if is_line else previous,
+    finish=finish,
+  )
+
+
+def _is_read(part: Part) -> bool:
+  return isinstance(part, Read)
+
+
+def _joined(parts: Sequence[Any], dtype: Any) -> np.ndarray:
+  return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)

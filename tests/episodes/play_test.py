@@ -1,0 +1,205 @@
+"""Episodes that are played in rounds."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from grpo_jax import engines
+from grpo_jax.environments import formats
+from grpo_jax.environments import sessions
+from grpo_jax.environments.base import Unavailable
+from grpo_jax.episodes import play as play_lib
+from tests.data import continuation_test
+from tests.data import trap_templates
+from tests.fake_engine import FakeEngine
+
+TOKENIZER = continuation_test._tokenizer(trap_templates.ALL['separator'].source)
+SAMPLING = engines.Sampling(eos_ids=TOKENIZER.eos_ids)
+LIMITS = play_lib.Limits(
+  turns=5, turn_tokens=12, episode_tokens=40, context_tokens=400
+)
+RECORDS = [{'prompt': 'a', 'answer': '3'}, {'prompt': 'b', 'answer': '5'}]
+
+
+async def guessing(policy, example, seed):
+  """Ends once the answer is said."""
+  said = f'Guess, {seed % 7}.'
+  while True:
+    reply = await policy.say(said)
+    if reply.text == example['answer']:
+      return 1.0
+    policy.reward(-0.25)
+    said = 'more' if reply.text < example['answer'] else 'less'
+
+
+def counting(request, number):
+  """Says which turn it is, from 1."""
+  ends = int(np.sum(np.asarray(request.ids) == TOKENIZER.eos_ids[0]))
+  turns = ends // 2 + 1  # a user's message ends alike
+  return [*TOKENIZER.encode(str(turns)), TOKENIZER.eos_ids[0]]
+
+
+def play(environment, answer=counting, records=RECORDS, group=2, **changes):
+  engine = FakeEngine(answer, engines.Capabilities(entropy=True))
+  engine.load(None, 3)
+  options = sessions.Options(where='here')
+  limits = LIMITS.__class__(**{**vars(LIMITS), **changes})
+  with sessions.Player({'': environment}, options) as player:
+    prompts, played = play_lib.play(
+      records,
+      [7, 9][: len(records)],
+      engine,
+      TOKENIZER,
+      player,
+      formats.find('hermes'),
+      SAMPLING,
+      limits,
+      group,
+      seed=1,
+      rollout=4,
+    )
+  return engine, prompts, played
+
+
+def test_every_token_that_was_sampled_is_chosen_and_none_beside():
+  engine, prompts, played = play(guessing)
+  for group, prompt, answer in zip(played, prompts, ('3', '5')):
+    assert [one.failure for one in group] == ['', '']
+    for one in group:
+      episode = one.episode
+      text = TOKENIZER.decode_whole([*prompt, *episode.ids])
+      assert text.count('more') == int(answer) - 1 and 'Guess' in text
+      # Its end tokens are sampled: with what was said, all that was chosen.
+      chosen = episode.ids[episode.chosen]
+      ends = (chosen == TOKENIZER.eos_ids[0]).sum()
+      assert ends == int(answer) and len(chosen) == 2 * ends
+      assert (episode.logp[episode.chosen] == -1).all()
+      assert not episode.logp[~episode.chosen].any()
+      assert episode.version[episode.chosen].tolist() == [3] * len(chosen)
+      assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
+      assert episode.reward is not None and len(episode.reward) == int(answer)
+      assert episode.finish == engines.ENDED and one.last_text == answer
+
+
+def test_what_is_read_is_what_is_trained():
+  """The ids of every request begin an episode behind its prompt."""
+  engine, prompts, played = play(guessing)
+  whole = [
+    tuple([*prompt, *one.episode.ids])
+    for prompt, group in zip(prompts, played)
+    for one in group
+  ]
+  for request in engine.requests:
+    if request.limit > 1:  # no filling
+      ids = tuple(int(x) for x in request.ids)
+      assert any(ids == one[: len(ids)] for one in whole)
+
+
+def test_the_first_turns_are_asked_as_single_answers_are():
+  engine, prompts, _ = play(guessing)
+  wanted = engines.requests(prompts, [7, 9], 2, SAMPLING, 12, 1, 4)
+  for found, one in zip(engine.requests, wanted):
+    np.testing.assert_array_equal(found.keys, one.keys)
+    assert list(found.ids) == one.ids and found.limit == one.limit
+  # Later each is alone, and rounds have one size.
+  later = engine.requests[2:]
+  assert {len(one.keys) for one in later} == {1} and len(later) % 4 == 0
+  keys = [tuple(one.keys[0].tolist()) for one in later if one.limit > 1]
+  assert len({*keys}) == len(keys)
+
+
+@pytest.mark.parametrize(
+  'changes, ended, turns',
+  [
+    ({'turns': 2}, 'turns', 2),
+    ({'episode_tokens': 6}, 'tokens', 3),
+    ({'context_tokens': 60}, 'context', 3),
+    ({'turn_tokens': 1}, 'length', 1),
+  ],
+)
+def test_a_limit_ends_an_episode_which_counts(changes, ended, turns):
+  _, _, ((one, _),) = play(guessing, records=RECORDS[1:], **changes)
+  assert one.episode.ended == ended and not one.failure
+  assert one.episode.finish == engines.TRUNCATED
+  assert one.episode.turn is not None
+  assert one.episode.turn[one.episode.chosen].max() + 1 == turns
+  # As it stands: what the turns were given until then.
+  rewards = turns - 1 if ended == 'length' else turns
+  assert one.reward == (-0.25 * rewards if rewards else None)
+
+
+def test_the_end_of_the_whole_text_ends_the_episode():
+  other = TOKENIZER.eos_ids[1]
+
+  def answer(request, number):
+    return [*TOKENIZER.encode('1'), other]
+
+  _, _, ((one, _),) = play(guessing, answer, RECORDS[1:])
+  assert one.episode.ended == 'end' and one.episode.finish == engines.ENDED
+
+
+def test_a_failure_is_no_reward():
+  async def failing(policy, example, seed):
+    await policy.say('a')
+    raise KeyError('no such room')
+
+  async def never(policy, example, seed):
+    raise RuntimeError('cannot begin')
+
+  _, _, ((one, other),) = play(failing, records=RECORDS[:1])
+  assert one.reward is None and 'no such room' in one.failure
+  assert one.episode.chosen.any() and 'no such room' in other.failure
+  _, (prompt,), ((one, _),) = play(never, records=RECORDS[:1])
+  assert len(prompt) == 1 and not len(one.episode.ids)
+  assert 'cannot begin' in one.failure
+
+
+def test_what_was_away_begins_again_with_the_same_keys():
+  begun = []
+
+  async def away(policy, example, seed):
+    begun.append(seed)
+    reply = await policy.say(f'Guess {seed}')
+    if len(begun) <= 2:
+      raise Unavailable('the server is away')
+    return float(len(reply.text))
+
+  engine, _, ((one, _),) = play(away, records=RECORDS[:1])
+  assert one.reward == 1 and len({*begun}) == 1 and len(begun) == 4
+  asked = [x for x in engine.requests if x.limit > 1]
+  keys = [x.keys.tolist() for x in asked]
+  assert keys[0] == keys[-1] or sorted(sum(keys, [])) == sorted(2 * keys[0])
+  assert one.episode.chosen.sum() == 2  # of the last try alone
+
+
+def forking(delays):
+  async def episode(policy, example, seed):
+    await policy.say('first')
+    forks = [policy.fork() for _ in delays]
+
+    async def go(fork, delay):
+      await asyncio.sleep(delay)
+      reply = await fork.say(f'branch {delay}')
+      fork.reward(float(reply.tokens))
+
+    await asyncio.gather(*map(go, forks, delays))
+    return 0.5
+
+  return episode
+
+
+def test_forks_have_one_order_whatever_their_delays():
+  def keyed(request, number):
+    return [
+      *TOKENIZER.encode(str(request.keys[number][1] % 100)),
+      TOKENIZER.eos_ids[0],
+    ]
+
+  found = []
+  for delays in ((0, 0.05), (0.05, 0)):
+    _, _, ((one, _),) = play(forking(delays), keyed, RECORDS[:1])
+    assert one.episode.previous is not None
+    chosen = one.episode.chosen
+    found.append((one.episode.ids[chosen].tolist(), one.reward))
+  assert found[0] == found[1]
