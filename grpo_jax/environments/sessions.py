@@ -306,7 +306,7 @@ class Player:
     busy = {one for one in self._places if one.is_process and one.is_ready}
     while busy and time.monotonic() < until:
       for key, _ in self._selector.select(until - time.monotonic()):
-        said = key.data.hear()
+        said = key.data.hear() if key.data in busy else []
         if any(isinstance(word, places.Gone) for word in said):
           busy.discard(key.data)
     for place in self._places:

@@ -185,7 +185,7 @@ class TestTextArena:
     kwargs = {'players': 2, 'opponent': HERE + 'says_nothing'}
     say = lambda context: context[-1]['content'].rpartition(' ')[2]
     policy, _ = play('textarena:Draws-v0', ['no', 'no', 'x'], kwargs)
-    assert policy.rewards == {0: 0.0, 1: 0.0}
+    assert policy.rewards == {0: 0.0, 1: 0.0, 2: 0.0}
     policy, _ = play('textarena:Draws-v0', say, kwargs)
     assert policy.rewards == {0: 1.0}
     kwargs['opponent'] = HERE + 'says_the_number'
@@ -351,7 +351,7 @@ class TestMCP:
         'p',
         'count 2',
         'count 5',
-        'Error: RuntimeError: it went wrong',
+        "Error: The tool 'fail' failed: RuntimeError: it went wrong",
       ]
       assert said[4].startswith('Error: ')
     assert (fakes.Server.started, fakes.Server.open) == (3, 0)

@@ -328,7 +328,15 @@ async def leaves_a_thread(policy, example):
 
 
 async def leaves_a_call(policy, example):
-  asyncio.ensure_future(asyncio.to_thread(time.sleep, 1000))
+  begun = asyncio.Event()
+  loop = asyncio.get_running_loop()
+
+  def call():
+    loop.call_soon_threadsafe(begun.set)
+    time.sleep(1000)
+
+  asyncio.ensure_future(asyncio.to_thread(call))
+  await begun.wait()
   await policy.say('x')
   return 1.0
 
