@@ -32,7 +32,9 @@ ALLOWED = {
   'run': _RUN,
   'learner': {'episodes', 'losses', 'mesh', 'models', 'optim'},
   'rollouts': {'config', 'data', 'episodes', 'mesh'},
-  'episodes': {'data', 'engines', 'losses', 'mesh', 'models', 'rewards'},
+  'episodes': {
+    'data', 'engines', 'environments', 'losses', 'mesh', 'models', 'rewards',
+  },
   'engines': {'mesh', 'models'},
   'hosts': {'config'},
   'environments': {'config', 'rewards'},

@@ -98,7 +98,7 @@ def test_a_blank_rollout_has_the_shapes_of_a_sampled_one():
   [('7', '7'), (None, None), (7, '7'), ({'is': ['ö']}, '{"is": ["ö"]}')],
 )
 def test_an_answer_that_is_no_text_is_shown_as_json(answer, text):
-  assert rollout._answer_text(answer) == text
+  assert rollout.answer_text(answer) == text
 
 
 def test_the_samplers_entropy_is_passed_on_if_it_is_known():
