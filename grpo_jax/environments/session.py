@@ -349,6 +349,7 @@ class Session:
 
 
 _counting = threading.Lock()
+_left_alone: list[Any] = []
 
 
 class _Marks:
@@ -388,5 +389,10 @@ def _steps(coroutine: Any, marks: _Marks) -> Any:
       return end.value
     try:
       step, sent = coroutine.send, (yield wanted)
+    except GeneratorExit:
+      # It was left alone after its end. If Python collected it, its code would
+      # run once more, in any thread, and might never return.
+      _left_alone.append(coroutine)
+      raise
     except BaseException as error:
       step, sent = coroutine.throw, error

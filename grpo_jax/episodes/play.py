@@ -326,7 +326,9 @@ def _request(
   ]
   first = calls[0]
   name = f'a turn of episode {first.number}'
-  return engines.Request(first.ids, np.stack(keys), first.limit, sampling, name)
+  return engines.Request(
+    first.ids.tolist(), np.stack(keys), first.limit, sampling, name
+  )
 
 
 def _grouped(

@@ -186,7 +186,7 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
   turns = [part for part in parts if isinstance(part, Turn)]
   number = {id(part): n for n, part in enumerate(turns)}
 
-  def array(name: str, dtype: Any) -> np.ndarray | None:
+  def array(name: str, dtype: Any) -> Any:
     """What the engine has said of each token; 0 where it has not drawn it."""
     if all(getattr(one.sampled, name) is None for one in turns):
       return None
