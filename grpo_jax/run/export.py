@@ -396,15 +396,20 @@ def writer(
 
 
 def pusher(
-  run: build.Run, workdir: pathlib.Path, peers: Processes = ALONE
+  run: build.Run,
+  workdir: pathlib.Path,
+  tell: Callable[[str], None],
+  peers: Processes = ALONE,
 ) -> Callable[[int, Any, Callable[[str], None]], str] | None:
   """What sends the policy of a run to the Hub, with a card, as one commit.
 
-  The Hub is asked now whether it may go there, before anything is trained.
+  The Hub is asked now whether it may go there: the first start of a run is
+  refused before anything is trained.
 
   Args:
     run: The run.
     workdir: Says in pushed.json what has been sent, which is not sent again.
+    tell: Hears why that may fail at the end of a run that goes on.
     peers: The processes of the run; the first one asks, and sends.
 
   Returns:
@@ -420,7 +425,13 @@ def pusher(
     return None
   with peers.together():
     if peers.is_first:
-      hub.check_push(spec.push_to, spec.public)
+      try:
+        hub.check_push(spec.push_to, spec.public)
+      except hub.HubError as error:
+        # A run that goes on needs nothing of the Hub before its end.
+        if not records.holds_run(workdir):
+          raise
+        tell(f'{error} The run goes on, and asks again at its end.')
   place, folder = workdir / 'pushed.json', workdir / '.pushing'
 
   def push(step: int, params: Any, tell: Callable[[str], None]) -> str:

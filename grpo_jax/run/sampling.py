@@ -147,9 +147,10 @@ def evaluated(
 
   Returns:
     `heldout_accuracy`, the mean of the first reward, which for a reward of 0 or
-    1 is the accuracy. It is None if the run has no held-out problems, if no
-    answer was judged, or if all problems are too long and dropped; an answer on
-    which it failed counts as 0. If any reward has failed on some,
+    1 is the accuracy, and `heldout_judged`, over how many problems. It is None
+    if the run has no held-out problems, if no answer was judged, or if all
+    problems are too long and dropped; an answer on which it failed counts as 0.
+    If any reward has failed on some,
     `heldout_failed` is the number of these; if any problem is too long and
     dropped, `heldout_too_long` is the number of those. If any reward is neither
     0 nor 1, `heldout_graded` is the share of those, and people are told a mean
@@ -169,7 +170,8 @@ def evaluated(
   reward, counts = pass_at_k.first_rewards(rollout)
   accuracy = float(np.mean(reward[counts])) if counts.any() else None
   failed = float(rollout.failed.any(-1).sum())
-  some = {'heldout_failed': failed} if failed else {}
+  some = {'heldout_judged': float(counts.sum())}
+  some |= {'heldout_failed': failed} if failed else {}
   graded = (reward != 0) & (reward != 1) & counts
   if graded.any():
     some['heldout_graded'] = float(np.mean(graded[counts]))

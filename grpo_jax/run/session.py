@@ -106,7 +106,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
     run = dataclasses.replace(run, workers=pool)
-    push = export.pusher(run, workdir, peers)
+    push = export.pusher(run, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
       stack.enter_context(

@@ -11,6 +11,7 @@ from tests.run import export_test
 
 TO = 'me/sums'
 SECRET = 'made-of-my-own'
+CARD = hub_lib.sealed('---\ntags:\n- made-with-grpo_jax\n---\nBy us\n').encode()
 
 
 @pytest.fixture
@@ -43,13 +44,11 @@ def test_a_model_is_pushed_and_loaded_by_its_name(hub, model, tmp_path):
       assert file.read() == files[name]
 
 
-def test_a_folder_is_one_commit_and_what_is_gone_here_is_gone_there(
-  hub, tmp_path
-):
+def test_a_folder_is_one_commit_and_replaces_the_one_before(hub, tmp_path):
   folder = tmp_path / 'out'
   (folder / 'more').mkdir(parents=True)
   files = {
-    'README.md': b'---\ntags:\n- made-with-grpo_jax\n---\n',
+    'README.md': CARD,
     'model.safetensors': b'weights' * 1000,
     'more/old.txt': b'x',
   }
@@ -59,10 +58,14 @@ def test_a_folder_is_one_commit_and_what_is_gone_here_is_gone_there(
   one = hub.models[TO]
   assert one.private
   assert one.commits[one.branches['main']] == {'.gitattributes': b'', **files}
-  (folder / 'more' / 'old.txt').unlink()
+  # Weights of the push before go; what somebody has added stays.
+  (folder / 'model.safetensors').rename(folder / 'model-1.safetensors')
+  theirs = {'m.gguf': b'quantized', 'eval/results.json': b'{}'}
+  one.commit({**one.commits[one.branches['main']], **theirs})
   url = hub_lib.push(folder, hub_lib.check_push(TO), False, 'again')
-  del files['more/old.txt']
-  assert one.commits[one.branches['main']] == {'.gitattributes': b'', **files}
+  files['model-1.safetensors'] = files.pop('model.safetensors')
+  found = one.commits[one.branches['main']]
+  assert found == {'.gitattributes': b'', **files, **theirs}
   assert url == f'{hub.endpoint}/{TO}/commit/{one.branches["main"]}'
   commits = [path for path in hub.asked if '/commit/main' in path]
   assert commits == 2 * [f'POST /api/models/{TO}/commit/main']
@@ -83,15 +86,49 @@ def test_where_nothing_is_pushed_to(hub, monkeypatch):
   one.commit({'README.md': b'---\nlicense: mit\n---\n', 'a.bin': b''})
   refused('was not pushed from here (.a.bin.); give --overwrite')
   assert hub_lib.check_push(TO, overwrite=True) == TO
-  one.commit({'README.md': b'---\ntags:\n- made-with-grpo_jax\n---\n'})
+  one.commit({'README.md': CARD.replace(b'By', b'Edited by')})
+  refused('another README.md')
+  one.commit({'README.md': CARD})
   assert hub_lib.check_push(f'hf://{TO}') == TO
+  refused('makes no private repository public', public=True)
   one.private = False
   refused('is public; give --public')
   assert hub_lib.check_push(TO, public=True) == TO
+  hub.role = 'read'
+  refused('set it to one that may write there')
+  hub.role = 'write'
+  hub.faults.api = [403]
+  refused('set it to one that may write there')
   monkeypatch.delenv('HF_TOKEN')
   refused('without a token; set HF_TOKEN')
   stand_in.go_offline(monkeypatch)
   refused('HF_HUB_OFFLINE is set')
+
+
+@pytest.mark.long
+def test_a_push_that_fails_is_done_by_the_same_command(
+  hub, model, tmp_path, monkeypatch
+):
+  out, push = tmp_path / 'out', hub_lib.push
+
+  def fail(*_):
+    raise hub_lib.Unreachable('the Hub has gone away.')
+
+  with monkeypatch.context() as patch:
+    patch.setattr(hub_lib, 'push', fail)
+    done = cli.call('convert', model, out, f'--push={TO}')
+  cli.assert_refused(done, 'holds the model; the same command pushes it.')
+  written = (out / 'model.safetensors').stat().st_mtime_ns
+  done = cli.call('convert', model, out, '--dtype=bfloat16', f'--push={TO}')
+  cli.assert_refused(done, 'holds a model already')
+  assert push is hub_lib.push
+  done = cli.call('convert', model, out, f'--push={TO}')
+  assert done.returncode in (0, None), done.stderr
+  assert (out / 'model.safetensors').stat().st_mtime_ns == written
+  files = hub.models[TO].commits[hub.models[TO].branches['main']]
+  assert 'model.safetensors' in files
+  assert not [name for name in files if name.startswith('.push')]
+  assert not [*out.glob('.push*')]
 
 
 @pytest.mark.long

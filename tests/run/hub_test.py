@@ -12,8 +12,6 @@ from grpo_jax.config import Reward
 from grpo_jax.data import hub as hub_lib
 from grpo_jax.hosts import processes
 from grpo_jax.run import export
-from grpo_jax.run import learning
-from grpo_jax.run import loop
 from grpo_jax.run.build import pins
 from tests import cli
 from tests import runs
@@ -61,17 +59,21 @@ def test_the_whole_way(hub, tmp_path, monkeypatch):
   """By names, killed, on without the Hub, out, and in again by its name."""
   first = hub.models[MODEL].branches['main']
   data = hub.datasets[DATA].branches[stand_in.CONVERTED]
+  variables = stand_in.environment(hub, tmp_path)
   with monkeypatch.context() as patch:
-    learn = learning.learn
-
-    def killed(updater, layout, state, rollout, step, *others):
-      if step == 1:
-        raise export_test.Killed
-      return learn(updater, layout, state, rollout, step, *others)
-
-    patch.setattr(learning, 'learn', killed)
-    with pytest.raises(export_test.Killed):
-      loop.train(configured(), tmp_path / 'run')
+    for name, value in {**variables, 'JAX_PLATFORMS': 'cpu'}.items():
+      patch.setenv(name, value)
+    patch.setenv('HF_HUB_CACHE', str(tmp_path / 'hf'))  # as here
+    begun = cli.popen(
+      'train',
+      '--config=tests/run/hub_config.py',
+      f'--workdir={tmp_path / "run"}',
+      '--config.steps=6',
+      '--config.evaluation.every_steps=1',
+    )
+  cli.wait_for(tmp_path / 'run', 2, begun)
+  begun.kill()
+  begun.wait()
   saved = json.loads((tmp_path / 'run' / 'config.json').read_text())
   assert saved['model']['path'] == f'{MODEL}@{first}'
   assert saved['data']['train'] == f'{DATA}@{data}'
@@ -81,15 +83,15 @@ def test_the_whole_way(hub, tmp_path, monkeypatch):
   hub.datasets[DATA].branches.clear()
   with monkeypatch.context() as patch:
     stand_in.go_offline(patch)
-    grpo_jax.train(configured(), tmp_path / 'run')
-  assert runs.records(tmp_path / 'run')[-1]['step'] == 2
+    grpo_jax.train(configured(steps=6), tmp_path / 'run')
+  assert runs.records(tmp_path / 'run')[-1]['step'] == 6
   # As a run that was never stopped, by the commits that it names.
   named = {
     'model.path': saved['model']['path'],
     'data.train': saved['data']['train'],
     'data.heldout': tuple(saved['data']['heldout']),
   }
-  grpo_jax.train(configured(**named), tmp_path / 'whole')
+  grpo_jax.train(configured(steps=6, **named), tmp_path / 'whole')
   runs.assert_equal(tmp_path / 'run', tmp_path / 'whole')
   monkeypatch.setenv('HF_TOKEN', stand_in.TOKEN)
   out = tmp_path / 'out'
@@ -98,7 +100,7 @@ def test_the_whole_way(hub, tmp_path, monkeypatch):
   loaded = export_test.of_folder(hub_lib.local_model('me/mine'))
   np.testing.assert_array_equal(loaded, export_test.of_folder(out))
   text = (out / 'README.md').read_text()
-  assert f'base_model: {MODEL}\n' in text and '| rollouts | 2 |' in text
+  assert f'base_model: {MODEL}\n' in text and '| rollouts | 6 |' in text
 
 
 def test_every_name_of_a_config_gets_its_commit(hub, tmp_path):

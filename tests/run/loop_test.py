@@ -247,7 +247,8 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
   batch = types.SimpleNamespace(reward_parts=parts, valid=valid)
   failures = np.zeros(parts.shape, bool)
   failures[1, 0, 0] = failed
-  number = {'heldout_failed': 1} if failed else {}
+  number = {'heldout_judged': sum(judged) + failed}
+  number |= {'heldout_failed': 1} if failed else {}
   if graded is not None:  # neither 0 nor 1
     number['heldout_graded'] = graded
   asked = []

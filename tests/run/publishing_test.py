@@ -33,7 +33,7 @@ class Pushing(Exporting):
     changes = {'export.every_saves': 0, 'export.push_to': TO, **changes}
     super().__init__(workdir, **changes)
     self.monitor.line = lambda text: None
-    self.push = export.pusher(self.run, workdir)
+    self.push = export.pusher(self.run, workdir, self.warned.append)
     workdir.mkdir()
     config = dataclasses.asdict(runs.small(**changes))
     (workdir / 'config.json').write_text(json.dumps(config))
@@ -42,7 +42,12 @@ class Pushing(Exporting):
   def over(self, step):
     self.progress = self.progress._replace(step=step)
     with (self.workdir / 'metrics.jsonl').open('a') as file:
-      file.write(json.dumps({'step': step, 'heldout_accuracy': 0.75}) + '\n')
+      file.write(
+        json.dumps(
+          {'step': step, 'heldout_accuracy': 0.75, 'heldout_judged': 20}
+        )
+        + '\n'
+      )
 
   def pushed(self):
     session: Any = self
@@ -57,7 +62,7 @@ def test_the_model_goes_there_with_its_card_once(hub, tmp_path):
   assert address == f'{hub.endpoint}/{TO}/commit/{commit}' and one.private
   files = one.commits[commit]
   assert {'config.json', 'tokenizer.json', 'model.safetensors'} <= set(files)
-  assert b'| 4 | 0.750 |' in files['README.md']
+  assert b'| 4 | 20 | 0.750 | 0.531 to 0.888 |' in files['README.md']
   assert not [*run.workdir.glob('.push*')] and not [*run.workdir.glob('exp*')]
   # The same command again has nothing to do; more rollouts are another policy.
   asked = len(hub.asked)
@@ -90,15 +95,23 @@ def test_the_hub_is_asked_before_anything_is_trained(
     loop.train(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
   hub.models[TO].private = False
+  told: list[str] = []
   run = Exporting(tmp_path).run
   run.export = config.export
   with pytest.raises(ValueError, match='config.export.public=True'):
-    export.pusher(run, tmp_path)
+    export.pusher(run, tmp_path / 'none', told.append)
   monkeypatch.delenv('HF_TOKEN')
   with pytest.raises(ValueError, match='without a token'):
-    export.pusher(run, tmp_path)
+    export.pusher(run, tmp_path / 'none', told.append)
+  # A run that goes on, and needs the Hub at its end alone, is told.
+  assert not told
+  stand_in.go_offline(monkeypatch)
+  (tmp_path / 'none').mkdir()
+  (tmp_path / 'none' / 'config.json').write_text('{}')
+  assert export.pusher(run, tmp_path / 'none', told.append)
+  assert 'HF_HUB_OFFLINE is set' in told[0] and 'asks again at its' in told[0]
   run.export = dataclasses.replace(run.export, push_to='')
-  assert export.pusher(run, tmp_path) is None
+  assert export.pusher(run, tmp_path / 'none', told.append) is None
 
 
 @pytest.mark.parametrize('name', ['sums', 'me/sums@v1', './me/sums'])

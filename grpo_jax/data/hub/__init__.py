@@ -22,6 +22,7 @@ from grpo_jax.data.hub._push import check as check_push
 from grpo_jax.data.hub._push import licence
 from grpo_jax.data.hub._push import push
 from grpo_jax.data.hub._push import repository_of
+from grpo_jax.data.hub._push import sealed
 from grpo_jax.data.hub._tables import commit as data_commit
 from grpo_jax.data.hub._tables import files as data_files
 from grpo_jax.data.hub._tables import sample as data_sample
@@ -29,5 +30,6 @@ from grpo_jax.data.hub._tables import sample as data_sample
 __all__ = [
   'HubError', 'MARK', 'Name', 'Needs', 'Unreachable', 'check_push',
   'data_commit', 'data_files', 'data_sample', 'licence', 'local_model',
-  'model_commit', 'parse', 'push', 'repository_of', 'short', 'telling',
+  'model_commit', 'parse', 'push', 'repository_of', 'sealed', 'short',
+  'telling',
 ]  # fmt: skip

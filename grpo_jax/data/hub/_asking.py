@@ -99,7 +99,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     found = found.__cause__ or found.__context__
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
   """The status of the answer that an error came from; None if none came."""
   for one in _chain(error):
     status = getattr(getattr(one, 'response', None), 'status_code', None)
@@ -114,7 +114,7 @@ def _wait_secs(error: BaseException, tries: int) -> float | None:
 
   if isinstance(error, errors.OfflineModeIsEnabled):
     return None
-  status = _status(error)
+  status = status_of(error)
   if status is None and not _is_of_network(error):
     return None
   if status is not None and status != 429 and status < 500:
@@ -157,7 +157,7 @@ def _is_of_network(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-  status = _status(error)
+  status = status_of(error)
   if status == 429:
     return 'the Hub has had too many requests (429)'
   if status is not None:
@@ -181,7 +181,7 @@ def refusal(error: BaseException, name: str) -> Exception:
   page = f'{constants.ENDPOINT}/{name}'
   has_token = get_token() is not None
   signed = 'with the token of HF_TOKEN' if has_token else 'without HF_TOKEN'
-  status = _status(error)
+  status = status_of(error)
   if isinstance(error, errors.OfflineModeIsEnabled):
     return Unreachable(
       f'There is no {name} here, nor in the cache {constants.HF_HUB_CACHE}, '

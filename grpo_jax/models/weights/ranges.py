@@ -42,6 +42,11 @@ class Ranges:
   def read(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
     """See `Reader`. Of its rows, all columns are transferred."""
     path, begin = stored.where
+    if not stored.shape or 0 in stored.shape:
+      size = math.prod(stored.shape) * stored.dtype.itemsize
+      with path.open('rb') as file:
+        data = _bytes(file, path, begin, size)
+      return np.frombuffer(data, stored.dtype).reshape(stored.shape)[index]
     rows, *columns = index
     first, end, _ = rows.indices(stored.shape[0])
     row = math.prod(stored.shape[1:]) * stored.dtype.itemsize
@@ -54,6 +59,10 @@ class Ranges:
         piece = np.frombuffer(data, stored.dtype)
         piece = piece.reshape(number, *stored.shape[1:])
         pieces.append(piece[(slice(None), *columns)])
+    if not pieces:
+      return np.zeros((0, *stored.shape[1:]), stored.dtype)[
+        (slice(0), *columns)
+      ]
     return np.concatenate(pieces) if len(pieces) != 1 else pieces[0].copy()
 
 

@@ -5,6 +5,7 @@ environment variables and functions of one's own stay here.
 """
 
 from collections.abc import Iterator
+import json
 import math
 import pathlib
 from typing import Any
@@ -15,12 +16,18 @@ from grpo_jax.config import plain_text
 from grpo_jax.data import hub
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import method as build_method
+from grpo_jax.run.build import model as build_model
 from grpo_jax.run.keep.metrics_file import Metrics
 
 CURVE = 'learning_curve.png'
-_ACCURACY = 'heldout_accuracy'
+_ACCURACY, _JUDGED = 'heldout_accuracy', 'heldout_judged'
 _QUANTILE = 1.959964  # of the normal distribution, for 95 %
 _OWN = 'of its owner'
+_MADE = 'grpo', 'reinforcement-learning'
+
+
+# Where files of a model say what it came from.
+_PATHS = {'_name_or_path', 'name_or_path', 'base_model_name_or_path'}
 
 
 def write(
@@ -30,8 +37,11 @@ def write(
   metrics: Metrics,
   step: int | None,
   adapter: bool,
+  base: str = '',
 ) -> None:
   """Writes README.md, and the curve of a run, into the folder of a model.
+
+  Paths of this machine go out of its other files.
 
   Args:
     folder: Of the model, or of an adapter.
@@ -40,17 +50,24 @@ def write(
     metrics: Of that run.
     step: How many rollouts it has learned from.
     adapter: Whether it is an adapter.
+    base: What was converted, if there was no run: a name or a path.
 
   Raises:
     OSError: A file cannot be written.
   """
   if config is None:
-    text = '\n'.join([*_head('', [], adapter), '', f'# {name}', '', _FOOT])
-    (folder / 'README.md').write_text(text)
+    known = hub.parse(base)
+    repository = known.repository if known else ''
+    _without_paths(folder, repository)
+    head = _head(repository, base, [], (), adapter)
+    _seal(folder, [*head, '', f'# {name}', '', _FOOT])
     return
   has_curve = _draw(metrics, step, folder / CURVE)
+  path = build_model.first_path(config.model.path)
+  known = _named(path)
+  _without_paths(folder, known)
   lines = [
-    *_head(config.model.path, _data_names(config), adapter),
+    *_head(known, path, _data_names(config), _MADE, adapter),
     '',
     f'# {name}',
     '',
@@ -58,22 +75,61 @@ def write(
     '',
     *_facts(config, step),
     '',
-    *_figures(config, metrics, step),
+    *_figures(metrics, step),
   ]
   if has_curve:
     lines += ['', f'![Learning curve]({CURVE})']
-  (folder / 'README.md').write_text('\n'.join([*lines, '', _FOOT]))
+  _seal(folder, [*lines, '', _FOOT])
 
 
 _FOOT = 'Written by grpo_jax, which post-trains language models.\n'
 
 
-def _head(base: str, names: list[str], adapter: bool) -> list[str]:
-  """The front matter, as the Hub reads it."""
+def _without_paths(folder: pathlib.Path, base: str) -> None:
+  """Names the base in the files of a model, in the place of a path."""
+  for name in ('config.json', 'tokenizer_config.json', 'adapter_config.json'):
+    file = folder / name
+    described = json.loads(file.read_text()) if file.exists() else {}
+    known = _PATHS & described.keys()
+    if known:
+      described |= dict.fromkeys(known, base)
+      file.write_text(json.dumps(described, indent=2) + '\n')
+
+
+def _seal(folder: pathlib.Path, lines: list[str]) -> None:
+  """Writes the card, so that it can be told whether somebody has changed it."""
+  (folder / 'README.md').write_text(hub.sealed('\n'.join(lines)))
+
+
+def _named(text: str) -> str:
+  """The repository of a name that a run has looked up on the Hub; or ''.
+
+  A path that is not here looks like a name, and nobody must read it.
+  """
+  name = hub.parse(text)
+  return name.repository if name and name.commit else ''
+
+
+def _head(
+  base: str,
+  path: str,
+  names: list[str],
+  tags: tuple[str, ...],
+  adapter: bool = False,
+) -> list[str]:
+  """The front matter, as the Hub reads it.
+
+  Args:
+    base: The repository of the model that it comes from; '' for none.
+    path: How the run names that.
+    names: The data sets of the Hub.
+    tags: Beside the mark of what was pushed from here.
+    adapter: Whether it is an adapter.
+  """
   lines = ['---']
-  if name := hub.parse(base):
-    lines.append(f'base_model: {name.repository}')
-    if licence := hub.licence(base):
+  if base:
+    lines.append(f'base_model: {base}')
+    if licence := hub.licence(path):
       lines.append(f'license: {licence}')
   if names:
     lines += ['datasets:', *(f'- {one}' for one in names)]
@@ -81,7 +137,7 @@ def _head(base: str, names: list[str], adapter: bool) -> list[str]:
     f'library_name: {"peft" if adapter else "transformers"}',
     'pipeline_tag: text-generation',
     'tags:',
-    *(f'- {tag}' for tag in ('grpo', 'reinforcement-learning', hub.MARK)),
+    *(f'- {tag}' for tag in (*tags, hub.MARK)),
     '---',
   ]
   return lines
@@ -89,11 +145,8 @@ def _head(base: str, names: list[str], adapter: bool) -> list[str]:
 
 def _data_names(config: Config) -> list[str]:
   """The data sets of the Hub among the sources of prompts."""
-  found = [
-    name.repository
-    for source in build_data.sources_in(config.data.train)
-    if (name := hub.parse(source.name))
-  ]
+  sources = build_data.sources_in(config.data.train)
+  found = filter(None, [_named(source.name) for source in sources])
   return list(dict.fromkeys(found))
 
 
@@ -105,11 +158,10 @@ def _sentence(config: Config, step: int | None, adapter: bool) -> str:
 
 
 def _base(config: Config) -> str:
-  path = config.model.path
-  if name := hub.parse(path):
-    at = name.commit[:7] or name.revision
-    return name.repository + (f' (commit {at})' if at else '')
-  return 'a model of its owner' if path else 'a model with random weights'
+  path = build_model.first_path(config.model.path)
+  if (name := hub.parse(path)) and name.commit:
+    return f'{name.repository} (commit {name.commit[:7]})'
+  return f'a model {_OWN}' if path else 'a model with random weights'
 
 
 def _facts(config: Config, step: int | None) -> Iterator[str]:
@@ -150,8 +202,8 @@ def _formula(config: Config) -> dict[str, str]:
 
 def _sources(config: Config) -> Iterator[str]:
   for source in build_data.sources_in(config.data.train):
-    if name := hub.parse(source.name):
-      yield name.repository
+    if name := _named(source.name):
+      yield name
     elif source.name in build_data.BUILT_IN or source.name.startswith(
       ('reasoning_gym:', 'tfds:')
     ):
@@ -165,9 +217,7 @@ def _method_name(config: Config) -> str:
   return f'a method {_OWN}' if ':' in name else name
 
 
-def _figures(
-  config: Config, metrics: Metrics, step: int | None
-) -> Iterator[str]:
+def _figures(metrics: Metrics, step: int | None) -> Iterator[str]:
   """What held-out problems and rewards were, with their intervals."""
   steps, values = metrics.points(_ACCURACY)
   known = [
@@ -175,24 +225,23 @@ def _figures(
     for at, value in zip(steps, values, strict=True)
     if step is None or at <= step
   ]
-  number = config.evaluation.examples
+  judged = dict(zip(*metrics.points(_JUDGED), strict=True))
   if not known:
     return
   graded = metrics.values.get('heldout_graded')
   is_share = graded is None or not (graded > 0).any()
-  yield '| rollouts | held-out problems, mean of the first reward | 95 % |'
-  yield '| --- | --- | --- |'
+  yield '| rollouts | held-out problems | mean of the first reward | 95 % |'
+  yield '| --- | --- | --- | --- |'
   for at, value in dict.fromkeys((known[0], known[-1])):
-    low, high = share_interval(value, number)
-    interval = f'{low:.3f} to {high:.3f}' if is_share else ''
-    yield f'| {at} | {value:.3f} | {interval} |'
+    interval, number = '', int(judged.get(at, 0))
+    if is_share and number:
+      low, high = share_interval(value, number)
+      interval = f'{low:.3f} to {high:.3f}'
+    yield f'| {at} | {number or ""} | {value:.3f} | {interval} |'
   if not is_share:
     return
   yield ''
-  yield (
-    f'The interval is that of {number} problems which are right or wrong '
-    '(Wilson).'
-  )
+  yield 'The interval is that of problems which are right or wrong (Wilson).'
 
 
 def share_interval(share: float, number: int) -> tuple[float, float]:

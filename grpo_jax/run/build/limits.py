@@ -138,8 +138,9 @@ def check_model(
 _NAMES = frozenset(
   'accuracy accuracy_drawn groups_failed groups_short groups_solved '
   'groups_surplus heldout_accuracy heldout_failed heldout_graded '
-  'heldout_too_long judged judged_per_sec length_tokens length_tokens_max '
-  'length_tokens_right length_tokens_wrong loss reward rewards_failed '
+  'heldout_judged heldout_too_long judged judged_per_sec length_tokens '
+  'length_tokens_max length_tokens_right length_tokens_wrong loss reward '
+  'rewards_failed '
   'truncated uniform_groups'.split()
 )
 # First words of the others, of which each method and option has its own, beside

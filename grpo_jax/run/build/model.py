@@ -106,6 +106,19 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
   return RunWeights(workdir, run)
 
 
+def first_path(path: str) -> str:
+  """The model that a run began with, by way of the runs before it; '' if none.
+
+  What cannot be read any more, is where the way ends.
+  """
+  while path:
+    workdir = pathlib.Path(path).expanduser()
+    if not (workdir / 'checkpoints').is_dir():
+      break
+    path = records.saved_config(workdir).model.path
+  return path
+
+
 def is_run(path: str) -> bool:
   """Whether `config.model.path` names the workdir of another run."""
   return isinstance(source(path, needs_weights=False), RunWeights)

@@ -49,8 +49,10 @@ def pinned(
   Raises:
     ValueError: There is no such model or data set.
   """
-  if not names(config):
+  named = peers.exchange(names(config))
+  if not any(named):
     return config
+  _check_alike(named)
   known = _known(pathlib.Path(directory))
   found: list[str] = []
 
@@ -63,6 +65,18 @@ def pinned(
       mapped(config, with_commit)
   told = iter(peers.from_first(found))
   return mapped(config, lambda one: next(told))
+
+
+def _check_alike(named: list[list[str]]) -> None:
+  """Raises a ValueError if a name is a path on some hosts alone."""
+  for text in dict.fromkeys(one for names in named for one in names):
+    with_path = [rank for rank, names in enumerate(named) if text not in names]
+    if with_path:
+      raise ValueError(
+        f'{text} is a path on the host of process {with_path[0]}, and a name '
+        'of the Hub on others; put it on all of them or on none, or write '
+        f'hf://{text}.'
+      )
 
 
 def fetch(config: Config) -> None:

@@ -77,6 +77,7 @@ class Hub:
     self.stored: dict[str, bytes] = {}  # large files, by their SHA-256
     self.faults = Faults()
     self.asked: list[str] = []
+    self.role = 'write'  # of the token
     handler = type('Handler', (_Handler,), {'hub': self})
     self._server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
     self._server.daemon_threads = True
@@ -160,7 +161,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return self._bytes(parts[1], self.hub.stored[parts[1]], parts[2])
     if parts[:2] == ['api', 'whoami-v2']:
       return self._json(
-        {'type': 'user', 'name': 'me', 'orgs': [], 'auth': {}}
+        {
+          'type': 'user',
+          'name': 'me',
+          'orgs': [],
+          'auth': {'accessToken': {'role': self.hub.role}},
+        }
         if self._is_signed()
         else {'error': 'who?'},
         200 if self._is_signed() else 401,
