@@ -4,7 +4,7 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax.config import changes
-from tests.run import wiring_test
+from tests.run.build import configs
 
 # By hand, so that a field changes its kind here and in the code.
 FREE = {
@@ -26,7 +26,7 @@ ALLOWED = {
 
 def test_every_field_has_the_kind_that_is_written_here():
   kinds = changes.kinds()
-  names = {name.replace('[]', '') for name in wiring_test.fields()}
+  names = {name.replace('[]', '') for name in configs.fields()}
   assert kinds.keys() == names
   free = FREE | {x for x in names if x.partition('.')[0] in FREE_GROUPS}
   for name, kind in kinds.items():

@@ -31,7 +31,7 @@ def trained(workdir, patch, **changes):
 @pytest.mark.quick
 @pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_fake_engine_runs_a_whole_training(ahead, tmp_path, monkeypatch):
-  changes = {'sampler.ahead': ahead}
+  changes = {'sampler.ahead': ahead, 'evaluation.right_reward': 0.0}
   if ahead:
     changes['learner.anchor'] = 'sampler'
   engine, written, _ = trained(tmp_path, monkeypatch, **changes)
@@ -40,6 +40,7 @@ def test_a_fake_engine_runs_a_whole_training(ahead, tmp_path, monkeypatch):
   assert [record['step'] for record in written] == [0, 1, 2, 3, 4]
   assert all(np.isfinite(record['loss']) for record in written[1:])
   assert written[-1]['nonfinite_steps'] == 0
+  assert {record['accuracy'] for record in written[1:]} == {1.0}
   greedy = [one for one in engine.requests if not one.sampling.temperature]
   assert len(greedy) == 3 * 20 and len(engine.requests) == 4 * 4 + 3 * 20
   assert all(len(one.keys) == 1 for one in greedy)

@@ -9,6 +9,7 @@ import pytest
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import session
+from grpo_jax.run.build import specs
 from grpo_jax.run.keep.checkpoint import Checkpoints
 from grpo_jax.run.keep.checkpoint import Restored
 from tests import runs
@@ -42,10 +43,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_all_alike(
 ):
   newest = Restored(9, None, {'replays': False})
   saves: Any = types.SimpleNamespace(restore=lambda _: newest)
-  monkeypatch.setattr(
-    session, 'Checkpoints', lambda *_, **__: contextlib.nullcontext(saves)
-  )
-  keep = types.SimpleNamespace(keep_last=1, best_metric='', every_minutes=0.0)
+  opened = []
+
+  def checkpoints(*args, **kwargs):
+    opened.append((*args, kwargs['every_minutes']))
+    return contextlib.nullcontext(saves)
+
+  monkeypatch.setattr(session, 'Checkpoints', checkpoints)
+  keep = specs.KeepSpec(2, 0.5, 7, 'loss', 0, 0)
   run: Any = types.SimpleNamespace(steps=8, keep=keep)
   one: Any = types.SimpleNamespace(
     phase=lambda _: contextlib.nullcontext(),
@@ -63,6 +68,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_all_alike(
 
   for said, is_known in processes_test.run(body, 2)[0]:
     assert 'has done 9 rollouts, and config.steps=8' in said and is_known
+  assert {*opened} == {(tmp_path / 'checkpoints', 7, 'loss', 0.5)}
 
 
 def test_a_checkpoint_of_earlier_code_names_the_version_that_reads_it():

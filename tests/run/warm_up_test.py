@@ -18,7 +18,6 @@ from grpo_jax.run.build import build
 from grpo_jax.run.keep import checkpoint
 from tests import runs
 from tests.hosts import processes_test
-from tests.run import wiring
 
 TOTAL = 23
 
@@ -75,23 +74,40 @@ class Update:
     return state, measured
 
 
-class Saves(wiring.Saves):
+class Saves:
   """Checkpoints in memory; the last of them is restored."""
 
-  def __init__(self, seen, directory):
-    super().__init__(seen, directory)
-    self._saved = seen.calls['save warm_up']
+  owed = False
+
+  def __init__(self, saved):
+    self.saved = saved
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    pass
+
+  def save(self, step, state, host):
+    host = json.loads(json.dumps(host))
+    self.saved.append(checkpoint.Restored(step, state, host))
 
   def restore(self, *_):
-    if not self._saved:
-      return None
-    last = self._saved[-1]
-    host = json.loads(json.dumps(last['host']))
-    return checkpoint.Restored(last['step'], last['state'], host)
+    return self.saved[-1] if self.saved else None
+
+  def insist(self, save, *_):
+    """The first try is written."""
+    save()
+
+  def wait(self, check=None):
+    """Nothing is being written."""
+
+  def steps(self):
+    return [one.step for one in self.saved]
 
 
 def prepared(monkeypatch, update, **changes):
-  """The parts of a run whose warm-up has fakes, and what they note."""
+  """The parts of a run whose warm-up has fakes, and what is saved."""
   config = runs.small(
     **{
       'warm_up.steps': TOTAL,
@@ -100,24 +116,23 @@ def prepared(monkeypatch, update, **changes):
       **changes,
     }
   )
-  seen = wiring.Seen(config)
-  monkeypatch.setattr(
-    warm_up, 'Checkpoints', lambda where, *_, **__: Saves(seen, where)
-  )
+  saved = []
+  monkeypatch.setattr(warm_up, 'Checkpoints', lambda *_, **__: Saves(saved))
   monkeypatch.setattr(build, 'warm_up_updater', update.updater)
   monkeypatch.setattr(updates, 'credit_rollout', update.credit)
   monkeypatch.setattr(updates, 'take_updates', update.learn)
   monkeypatch.setattr(build, 'initial_params', lambda run: 0)
-  return build.run(config), seen
+  return build.run(config), saved
 
 
 def warmed_up(monkeypatch, workdir, stop=lambda: False):
   """What comes out, what was shown, the steps saved, the places read."""
   update = Update({20})
   monitor: Any = Monitor()
-  parts, seen = prepared(monkeypatch, update)
+  parts, saved = prepared(monkeypatch, update)
   params = warm_up.run(parts, workdir, monitor, stop, None)
-  return params, monitor.shown, seen.at('save warm_up', 'step'), update.read
+  steps = [one.step for one in saved]
+  return params, monitor.shown, steps, update.read
 
 
 def test_the_loss_is_shown_every_tenth_step_and_after_the_last(
@@ -148,10 +163,8 @@ def test_a_stop_whose_save_fails_is_no_success(monkeypatch, tmp_path):
     insist = checkpoint.Checkpoints.insist
     _peers = processes.ALONE
 
-  parts, seen = prepared(monkeypatch, Update({}))
-  monkeypatch.setattr(
-    warm_up, 'Checkpoints', lambda where, *_, **__: Full(seen, where)
-  )
+  parts, saved = prepared(monkeypatch, Update({}))
+  monkeypatch.setattr(warm_up, 'Checkpoints', lambda *_, **__: Full(saved))
   monitor: Any = Monitor()
   answers = iter([False] * 5 + [True])
   with pytest.raises(ValueError, match='of warm-up step 5 could not be saved'):
@@ -194,13 +207,13 @@ def test_an_error_that_all_processes_raise_is_of_none_alone(
 def test_ten_refused_updates_in_a_row_end_it_from_wherever_it_goes_on(
   steps, bad, most, said, monkeypatch, tmp_path
 ):
-  parts, seen = prepared(
+  parts, saved = prepared(
     monkeypatch,
     Update(bad),
     **{'warm_up.steps': steps, 'learner.nonfinite_rollouts': most},
   )
   for start in {0, 1, 8, 9, 10, 16, 20, 21} & set(range(steps)):
-    seen.calls.clear()
+    saved.clear()
     monitor: Any = Monitor()
     found = monitor.warned
     try:

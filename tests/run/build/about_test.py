@@ -62,6 +62,18 @@ def test_what_is_changed_is_said(changes, name, said):
   assert said in facts(**changes)[name]
 
 
+@pytest.mark.parametrize('display', ['plain', 'none'])
+def test_the_screen_is_the_one_that_the_config_asks_for(display, capsys):
+  config = runs.small(**{'log.display': display, 'steps': 13})
+  with about.start(config, 'runs/mine') as screen:
+    screen.write(1, {'loss': 1.0}, [])
+  said = capsys.readouterr().err
+  assert ('runs/mine' in said and 'rollout 1/13' in said) == (
+    display == 'plain'
+  )
+  assert bool(said) == (display == 'plain')
+
+
 @pytest.mark.parametrize(
   'changes, absent',
   [({'warm_up.steps': 0}, 'warm-up'), ({'data.heldout': ''}, 'held-out')],

@@ -182,7 +182,7 @@ def test_a_loop_of_generated_code_is_wrong_and_not_late(monkeypatch):
 
 def test_no_processes_start_for_rewards_that_need_none():
   here, there = built({}, {'name': 'tests.judges:huge'})
-  limits = config_lib.Workers(2, 3.0, 0.5, 40.0)
+  limits = config_lib.Workers(2, 3.0, 0.5, 40.0, 50.0)
   config = dataclasses.replace(BASE, workers=limits)
   spec = build_rewards.workers_spec(config)
   with build_rewards.workers(spec, [here]) as pool:
@@ -192,6 +192,7 @@ def test_no_processes_start_for_rewards_that_need_none():
     assert len(pool._idle) == 2  # before anything is judged
     assert pool._time_limit_secs == 3.0 and pool._start_limit_secs == 40.0
     assert pool._limits['memory_bytes'] == 1 << 29
+    assert pool._wall_limit_secs == 50.0
     example = {'index': 0, 'completion_ids': [2]}
     scores = rewards.score([there], ['p'], ['c'], [example], workers=pool)
     assert scores.reward.tolist() == [pytest.approx(1e30)]

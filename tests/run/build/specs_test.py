@@ -1,15 +1,12 @@
 """What each field of a spec holds of a config.
 
 `ROWS` has a row for each field of each spec of a run; a field without a row
-fails. The configs are those of `wiring_test.py`, which differ in every field
-and whose rows say for each field of a config where it arrives in a whole run.
+fails. What else a run is made of is in `parts_test.py`.
 """
 
 import ast
 import dataclasses
-import functools
 import pathlib
-import types
 
 import pytest
 
@@ -19,11 +16,9 @@ from grpo_jax.mesh import sharding
 import grpo_jax.run
 from grpo_jax.run.build import build
 from grpo_jax.run.build import learner as build_learner
-from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import specs as specs_lib
-from tests.run import wiring_test
+from tests.run.build import configs
 
-CONFIGS = [wiring_test.config_of(number) for number in range(3)]
 SHAPE = models.ModelConfig(
   14,
   num_layers=1,
@@ -34,21 +29,16 @@ SHAPE = models.ModelConfig(
 MODEL = models.Transformer(SHAPE)
 MESH = sharding.make_mesh()
 METHOD = losses.methods.dapo()
-OPENED = types.SimpleNamespace(context_tokens=77)  # what is in a folder
 
 
 def updates(config):
   return config.learner.batches * config.learner.epochs
 
 
-def made(number):
+def made(config):
   """The specs of a run by the names of its fields."""
-  config = CONFIGS[number]
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(build_model, 'source', lambda *_: OPENED)
-    drawing = build.sampler_specs(config)
   return {
-    **drawing,
+    **build.sampler_specs(config),
     **build.run_specs(config, MODEL, MESH, METHOD),
     'warm_up': build_learner.warm_up_spec(config, MODEL, MESH, ends),
   }
@@ -72,7 +62,7 @@ ROWS = {
   'weights.has_adapters': lambda config: config.lora.rank > 0,
   'weights.base_dtype': 'lora.base_dtype',
   'weights.most_tokens': lambda config: (
-    77 if not config.model.beyond_context and config.model.path else None
+    64 if not config.model.beyond_context and config.model.path else None
   ),
   'data.prompt_buckets': 'data.prompt_buckets',
   'data.completion_buckets': 'data.completion_buckets',
@@ -96,19 +86,17 @@ ROWS = {
   'evaluation.every_steps': 'evaluation.every_steps',
   'evaluation.examples': 'evaluation.examples',
   'evaluation.answer': 'evaluation.answer',
-  'early_stop.metric': lambda config: config.early_stop.metric,
-  'early_stop.mode': lambda config: config.early_stop.mode,
-  'early_stop.patience': lambda config: config.early_stop.patience,
-  'early_stop.least_improvement': lambda config: (
-    config.early_stop.least_improvement
-  ),
+  'early_stop.metric': 'early_stop.metric',
+  'early_stop.mode': 'early_stop.mode',
+  'early_stop.patience': 'early_stop.patience',
+  'early_stop.least_improvement': 'early_stop.least_improvement',
   'keep.every_steps': 'checkpoint.every_steps',
   'keep.every_minutes': 'checkpoint.every_minutes',
   'keep.keep_last': 'checkpoint.keep_last',
   'keep.best_metric': 'checkpoint.best_metric',
   'export.every_saves': 'export.every_saves',
   'export.dtype': 'export.dtype',
-  'export.adapter': lambda config: config.export.adapter,
+  'export.adapter': 'export.adapter',
   'export.push_to': 'export.push_to',
   'export.public': 'export.public',
   'keep.completions_every_steps': 'log.completions_every_steps',
@@ -229,26 +217,27 @@ def fields(specs, prefix=''):
       yield prefix + name, value
 
 
-@functools.cache
-def arrived(number):
-  return dict(fields(made(number)))
+@pytest.fixture(scope='module')
+def arrived(tmp_path_factory):
+  """Three configs, and the fields of the specs that each becomes."""
+  folder = tmp_path_factory.mktemp('files')
+  found = [configs.config_of(number, folder) for number in range(3)]
+  return [(config, dict(fields(made(config)))) for config in found]
 
 
-def test_each_field_of_a_spec_has_a_row():
-  for number in range(3):
-    assert set(arrived(number)) == set(ROWS)
+def test_each_field_of_a_spec_has_a_row(arrived):
+  for _, specs in arrived:
+    assert set(specs) == set(ROWS)
   run = {field.name for field in dataclasses.fields(build.Run)}
   assert {name.partition('.')[0] for name in ROWS} <= run
 
 
 @pytest.mark.parametrize('name', ROWS)
-def test_a_field_has_the_value_of_the_config(name):
-  row, values = ROWS[name], set()
-  for number, config in enumerate(CONFIGS):
-    is_field = isinstance(row, str)
-    wanted = wiring_test.value_of(config, row) if is_field else row(config)
-    found = numbers(name, arrived(number)[name], config)
-    assert found == wanted
+def test_a_field_has_the_value_of_the_config(name, arrived):
+  values = set()
+  for config, specs in arrived:
+    found = numbers(name, specs[name], config)
+    assert found == configs.wanted(config, ROWS[name])
     values.add(repr(found))
   # With a single value, a constant in the code would go unnoticed.
   constant = {
@@ -257,28 +246,8 @@ def test_a_field_has_the_value_of_the_config(name):
   assert (len(values) > 1) != (name in constant), values
 
 
-def test_what_has_no_row_of_a_run_is_read_here():
-  read = set()
-
-  class Noted:
-    def __init__(self, value, prefix=''):
-      self._value, self._prefix = value, prefix
-
-    def __getattr__(self, name):
-      value = getattr(self._value, name)
-      if dataclasses.is_dataclass(value):
-        return Noted(value, f'{self._prefix}{name}.')
-      read.add(self._prefix + name)
-      return value
-
-  for row in ROWS.values():
-    if not isinstance(row, str):
-      row(Noted(CONFIGS[0]))
-  assert wiring_test.IN_SPECS <= read
-
-
-def test_a_run_without_a_warm_up_has_no_spec_of_one():
-  config = CONFIGS[0]
+def test_a_run_without_a_warm_up_has_no_spec_of_one(arrived):
+  config, _ = arrived[0]
   none = dataclasses.replace(config.warm_up, steps=0)
   config = dataclasses.replace(config, warm_up=none)
   assert build_learner.warm_up_spec(config, MODEL, MESH, ends) is None

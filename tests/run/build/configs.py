@@ -1,50 +1,97 @@
-"""Every field of a config reaches what it is meant for, with its value.
+"""Three configs of runs that can be built, and that differ in every field.
 
-A run with fakes (`wiring.py`) is recorded for three configs that differ in
-every field. `ROWS` says for each field where its value has to
-arrive. A field without a row fails, and so does one that has the same value in
-all configs in which it counts.
+What a config becomes is compared with them: specs in `specs_test.py`, all other
+parts of a run in `parts_test.py`. Together these two read every field.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
-import functools
+import json
+import pathlib
 import typing
 from typing import Any
+import zlib
+
+import jax
+import optax
 
 from grpo_jax import config as config_lib
-from tests.run import wiring
-from tests.run import wiring_rows
-from tests.run import wiring_rows_around
+from grpo_jax import losses
+from tests import hf_folder
+from tests.models.weights import golden
 
-ROWS = wiring_rows.ROWS | wiring_rows_around.ROWS
-OWN = wiring.HERE
-# Fields whose place is in a type that the learner takes as it is; see
-# `build/specs_test.py`.
-IN_SPECS = {
-  'early_stop.metric', 'early_stop.mode', 'early_stop.patience',
-  'early_stop.least_improvement', 'export.adapter',
-  'log.expected_prefixes', 'model.beyond_context',
-  'optim.overshoot_every_steps', 'optim.offload',
-  'reference.refresh_steps', 'reference.refresh_weight', 'reference.offload',
-  'warm_up.micro_rows', *(
-    f'learner.{name}'
-    for name in (
-      'layout', 'micro_rows', 'row_completions',
-      'pack_tokens', 'anchor', 'on_zero_advantage', 'compute_all',
-      'expert_balance',
-    )
-  ),
-}  # fmt: skip
-# Any other value is refused.
-ONE_VALUE = ('data.heldout[].weight',)
+OWN = __name__
+FILE = pathlib.Path
+TOLD: dict[losses.LossTransform, dict[str, Any]] = {}  # by `own_method`
+
+
+def first_reward(prompt, completion, example, plus=0.0):
+  """A number of its own for every completion."""
+  del prompt, example
+  return zlib.crc32(completion.encode()) % 1009 / 7 + plus
+
+
+def second_reward(prompt, completion, example, plus=0.0):
+  """Another one."""
+  return first_reward(prompt, completion + '+', example, plus)
+
+
+@losses.takes_from_run(
+  weights='reward_weights',
+  updates='updates_per_rollout',
+  b1='adam_b1',
+  b2='adam_b2',
+  right='right_reward',
+  most='max_tokens',
+)
+def own_method(**kwargs):
+  """A user's method; what it was called with stands in `TOLD`."""
+  own = losses.on_advantage(
+    lambda advantage, batch: advantage * batch.extras['mine'],
+    requires=('mine',),
+  )
+  method = losses.chain(losses.methods.rloo(), own)
+  TOLD[method] = kwargs
+  return method
+
+
+def own_field(record, ids):
+  """What it reads of each token."""
+  return [41.0] * len(ids)
+
+
+def other_field(record, ids):
+  """Another one."""
+  return [42.0] * len(ids)
+
+
+def own_optimizer(learning_rate, weight_decay, mask, plus=0.0):
+  """A user's optimizer."""
+  decay = optax.add_decayed_weights(weight_decay, mask)
+  rate = optax.scale_by_learning_rate(learning_rate)
+  return optax.chain(optax.scale(plus), decay, rate)
+
+
+def own_source(first):
+  """A user's records."""
+  return [{'prompt': f'{first:02}+0{n}=', 'answer': '7'} for n in range(5)]
+
+
+def last_digit(text):
+  """The answer in a completion."""
+  return text[-1:]
+
+
 REWARDS = (f'{OWN}:first_reward', f'{OWN}:second_reward')
 
-# Two configs; no two numbers in one of them are equal, where that is possible.
+# Two values of each field, of which a config has one; no two numbers of a
+# config are equal, where that is possible. A path is one of `write_files`.
 PAIRS = {
   'seed': (11, 12),
   'steps': (13, 4),
   'shuffle_rewards': (False, True),
-  'compilation_cache': ('here', 'there'),
+  'compilation_cache': (FILE('here'), FILE('there')),
   'model.num_layers': (2, 3),
   'model.width': (12, 20),
   'model.num_heads': (6, 4),
@@ -69,36 +116,36 @@ PAIRS = {
   'lora.base_dtype': ('bfloat16', 'float32'),
   'data.train': (
     (
-      {'name': 'a', 'weight': 3.0},
+      {'name': FILE('a.jsonl'), 'weight': 3.0},
       {'name': f'{OWN}:own_source', 'weight': 5.0, 'kwargs': {'first': 41}},
     ),
     (
       {'name': f'{OWN}:own_source', 'weight': 2.0, 'kwargs': {'first': 42}},
-      {'name': 'b'},
+      {'name': FILE('b.jsonl')},
     ),
   ),
   'data.heldout': (
     (
       {'name': f'{OWN}:own_source', 'kwargs': {'first': 43}},
-      {'name': 'held'},
+      {'name': FILE('held.jsonl')},
     ),
     (
       {'name': f'{OWN}:own_source', 'kwargs': {'first': 44}},
-      {'name': 'b'},
+      {'name': FILE('b.jsonl')},
     ),
   ),
   'data.too_long': ('drop', 'refuse'),
   'data.prompt_field': ('question', 'asked'),
   'data.answer_field': ('solution', 'said'),
   'data.last_turn': ('answer', 'prefill'),
-  'data.tokenizer': ('this', 'that'),
-  'data.eos_tokens': (('<a>',), ('<b>', '<c>')),
-  'data.pad_token': ('<d>', '<e>'),
-  'data.chat': (True, False),
+  'data.tokenizer': (FILE('this'), FILE('that')),
+  'data.eos_tokens': (('<|eot_id|>',), ('<s>', '</s>')),
+  'data.pad_token': ('<bos>', '<think>'),
+  'data.chat': (True, True),
   'data.system_prompt': ('Be brief.', ''),
-  'data.chat_kwargs': ({'thinks': False}, {}),
+  'data.chat_kwargs': ({'enable_thinking': False}, {}),
   'data.completion_prefix': ('Answer:', 'So:'),
-  'data.prompt_buckets': ((7, 16), (9,)),
+  'data.prompt_buckets': ((7, 120), (90,)),
   'data.completion_buckets': ((4, 6), (8,)),
   'rewards': (
     [
@@ -140,7 +187,7 @@ PAIRS = {
   'sampler.top_k': (8, 0),
   'sampler.top_p': (0.9, 1.0),
   'sampler.min_p': (0.05, 0.0),
-  'sampler.stop_strings': (('x',), ('y', 'z')),
+  'sampler.stop_strings': (('x',), ('y', '<s>')),
   'sampler.max_rows': (31, 32),
   'sampler.tensor': (1, 0),
   'sampler.resample_rounds': (2, 0),
@@ -171,14 +218,14 @@ PAIRS = {
   'learner.batches': (3, 2),
   'learner.epochs': (2, 5),
   'learner.layout': ('auto', 'padded'),
-  'learner.micro_rows': (17, 19),
+  'learner.micro_rows': (18, 19),
   'learner.row_completions': (2, 0),
   'learner.pack_tokens': (23, 0),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('step', 'skip'),
   'learner.compute_all': (True, False),
   'learner.nonfinite_rollouts': (0, 2),
-  'learner.expert_balance': (0.41, 0.0),
+  'learner.expert_balance': (0.0, 0.0),
   'reference.refresh_steps': (3, 4),
   'reference.refresh_weight': (0.51, 0.52),
   'reference.offload': (False, True),
@@ -186,8 +233,8 @@ PAIRS = {
   'warm_up.examples': (14, 15),
   'warm_up.micro_rows': (26, 27),
   'warm_up.lr': (0.013, 0.014),
-  'warm_up.demonstrations': ('shown', 'arithmetic'),
-  'warm_up.carry_free_share': (0.61, 0.62),
+  'warm_up.demonstrations': (FILE('shown.jsonl'), 'arithmetic'),
+  'warm_up.carry_free_share': (0.61, 0.98),
   'evaluation.every_steps': (3, 0),
   'evaluation.examples': (25, 28),
   'evaluation.right_reward': (0.71, 0.72),
@@ -220,54 +267,96 @@ PAIRS = {
   'log.kl_alarm': (0.8, 0.2),
   'log.entropy_alarm': (0.2, 0.4),
   'log.sampler_gap_alarm': (0.9, 0.3),
-  'mesh.data': (2, 3),
-  'mesh.fsdp': (3, 4),
-  'mesh.tensor': (5, 6),
-  'mesh.expert': (7, 8),
-  'mesh.context': (7, 8),
-  'mesh.slices': (9, 10),
+  'mesh.data': (2, 1),
+  'mesh.fsdp': (1, 1),
+  'mesh.tensor': (2, 1),
+  'mesh.expert': (1, 1),
+  'mesh.context': (2, 1),
+  'mesh.slices': (1, 1),
 }
 # What the third config has instead of the second's values.
 THIRD = {
   'steps': 6,
-  'model.path': 'files',
+  'model.path': golden.FOLDER / 'qwen3_moe',
   'lora.rank': 0,
-  'data.train': 'c',
+  'data.train': FILE('c.jsonl'),
   'data.heldout': '',
+  'data.tokenizer': 'arithmetic',
+  'data.chat': False,
+  'data.completion_prefix': '=',
+  'data.prompt_buckets': (11,),
+  'sampler.tensor': 2,
+  'sampler.ahead': 0,
+  'sampler.stop_strings': ('+',),
   'optim.name': f'{OWN}:own_optimizer',
   'optim.kwargs': {'plus': 3.5},
+  'optim.decay': 'warmup-stable-decay',
+  'optim.clip_norm': 2.2,
+  'optim.brake': 'none',
+  'optim.overshoot_every_steps': 0,
   'optim.b1': 0.9,  # an optimizer of one's own reads none of Adam's fields
   'optim.b2': 0.99,
   'optim.epsilon': 1e-8,
   'learner.method': 'grpo',
   'learner.method_kwargs': {'low': 0.1},
-  'warm_up.carry_free_share': 0.63,
+  'learner.micro_rows': 16,
   'learner.nonfinite_rollouts': 3,
+  'learner.expert_balance': 0.41,
+  'warm_up.micro_rows': 24,
+  'warm_up.carry_free_share': 0.03,
   'export.every_saves': 1,
   'export.adapter': False,
   'export.push_to': 'me/other',
   'log.completions_every_steps': 2,
   'log.wandb_project': '',
   'log.mlflow_experiment': '',
+  'mesh.fsdp': 2,
+  'mesh.expert': 2,
+  'mesh.slices': 2,
 }
+# Any other value is refused.
+ONE_VALUE = ('data.heldout[].weight',)
+# Those of `config.model` that count for the shape of files too.
+COMPUTED = ('compute_dtype', 'residual_dtype', 'remat', 'unroll', 'attention')
 
 
-@functools.cache
-def seen(number):
-  """What a run with one of the three configs has called."""
-  return wiring.record(config_of(number))
+def write_files(folder: pathlib.Path) -> None:
+  """Writes what the configs name: tokenizers and records."""
+  hf_folder.write_tokenizer(folder / 'this')
+  hf_folder.write_tokenizer(folder / 'that', vocab_size=390)
+  for name, prompt, answer in (
+    ('a', 'question', 'solution'),
+    ('held', 'question', 'solution'),
+    ('shown', 'question', 'solution'),
+    ('b', 'asked', 'said'),
+    ('c', 'asked', 'said'),
+  ):
+    first = zlib.crc32(name.encode()) % 90
+    records = [
+      {prompt: f'{first + n}+{n}=', answer: str(first + 2 * n)}
+      for n in range(9)
+    ]
+    if name in 'ab':  # a chat that ends with the assistant
+      turns = ('user', '1+1='), ('assistant', '2')
+      chat = [{'role': role, 'content': text} for role, text in turns]
+      records.append({prompt: chat, answer: '3'})
+    lines = ''.join(json.dumps(record) + '\n' for record in records)
+    (folder / f'{name}.jsonl').write_text(lines)
 
 
-def config_of(number):
-  """One of the three configs."""
+def config_of(number: int, folder: pathlib.Path) -> config_lib.Config:
+  """One of the three configs, with files in a folder."""
   values = {name: pair[min(number, 1)] for name, pair in PAIRS.items()}
   if number == 2:  # the shape comes with the files
     values = THIRD | {
       name: value
       for name, value in values.items()
       if name not in THIRD
-      and (not name.startswith('model.') or name.endswith(wiring_rows.COMPUTED))
+      and (not name.startswith('model.') or name.endswith(COMPUTED))
     }
+  values = jax.tree.map(
+    lambda x: str(folder / x) if isinstance(x, FILE) else x, values
+  )
   config = config_lib.default()
   # A ConfigDict takes the fields of a dict one by one.
   for name in (
@@ -282,7 +371,7 @@ def config_of(number):
   return config_lib.resolve(config)
 
 
-def fields(kind: Any = config_lib.Config, prefix=''):
+def fields(kind: Any = config_lib.Config, prefix: str = '') -> Iterator[str]:
   """The names of all fields; of a tuple of dataclasses, 'rewards[].name'."""
   for name, hint in typing.get_type_hints(kind).items():
     parts = [part for x in typing.get_args(hint) for part in typing.get_args(x)]
@@ -296,7 +385,7 @@ def fields(kind: Any = config_lib.Config, prefix=''):
       yield from fields(item, f'{prefix}{name}[].')
 
 
-def value_of(config, name):
+def value_of(config: Any, name: str) -> Any:
   """The value of a field; of 'rewards[].name', those of all rewards."""
   head, *rest = name.split('.', 1)
   value = getattr(config, head.removesuffix('[]'))
@@ -309,40 +398,37 @@ def value_of(config, name):
   return tuple(value_of(item, rest[0]) for item in value)
 
 
-def test_every_field_arrives_with_its_value():
-  """All in one test: the runs that they share take a quarter of a minute."""
-  for name in fields():
-    if name not in IN_SPECS:
-      check_field(name)
+class Noted:
+  """A config that notes which of its fields are read."""
+
+  def __init__(self, value: Any, read: set[str], prefix: str = ''):
+    self._value, self._read, self._prefix = value, read, prefix
+
+  def __getattr__(self, name: str) -> Any:
+    value, name = getattr(self._value, name), self._prefix + name
+    if dataclasses.is_dataclass(value):
+      return Noted(value, self._read, f'{name}.')
+    self._read.add(name)
+    if isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
+      return tuple(Noted(item, self._read, f'{name}[].') for item in value)
+    return value
 
 
-def check_field(name):
-  assert name in ROWS, (
-    f'{name} has no row: give it two values in PAIRS, and say in wiring_rows '
-    'where they have to arrive'
-  )
-  values = []
-  for run in map(seen, range(3)):
-    value = value_of(run.config, name)
-    arrived, wanted = ROWS[name](run, value)
-    assert arrived == wanted, f'{name}={value!r}'  # what arrived comes first
-    if wanted:
-      values.append(repr(value))
-  # With a single value, a constant in the code would go unnoticed.
-  assert len(set(values)) > (name not in ONE_VALUE), (name, values)
+Row = str | Callable[[Any], Any]
 
 
-def test_no_row_is_left_over():
-  assert {*ROWS, *IN_SPECS} == set(fields()) and not IN_SPECS & {*ROWS}
+def wanted(
+  config: config_lib.Config, row: Row, read: set[str] | None = None
+) -> Any:
+  """What a row says: the value of a field, or of a function of the config.
 
-
-def test_the_sampler_has_a_new_version_of_the_policy_after_each_rollout():
-  run = seen(0)
-  assert run.at('hand to sampler', 'version') == list(
-    range(run.config.steps + 1)
-  )
-
-
-def test_what_is_differentiated_forwards_is_scored_in_forward_mode():
-  """`wiring.record` calls `score` and `score_forward` of each learner."""
-  assert seen(0).at('score', 'forward_mode') == [False, True] * 2
+  Args:
+    config: Of a run.
+    row: The name of a field, or a function.
+    read: Gets the names of the fields that the row reads.
+  """
+  read = set() if read is None else read
+  if isinstance(row, str):
+    read.add(row)
+    return value_of(config, row)
+  return row(Noted(config, read))
