@@ -1,9 +1,11 @@
 """Text to token ids and back, and the tokenizer that a config names."""
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -15,6 +17,7 @@ from typing import SupportsInt
 import numpy as np
 
 from grpo_jax.config import gguf_files
+from grpo_jax.data import _continuation
 from grpo_jax.data import _folder
 from grpo_jax.data import _gguf
 from grpo_jax.data import _models
@@ -234,6 +237,135 @@ class Tokenizer:
       messages, add_generation_prompt=not answered, **form.chat_kwargs
     )
     return text + begun
+
+  def begin_chat(
+    self, messages: Prompt, tools: Sequence[Mapping[str, Any]] = ()
+  ) -> list[int]:
+    """Token ids of a chat that is to have several turns, up to the first one.
+
+    They are those of `encode_prompt`, but for this: the template also gets
+    tools, and what users and tools have written becomes plain text even where
+    it spells special tokens such as '<|im_end|>'.
+
+    Args:
+      messages: all of them, or a text by the user. They stay as they are.
+      tools: descriptions of tools, as templates read them.
+
+    Returns:
+      Ids, those of `prompt_format.completion_prefix` included.
+
+    Raises:
+      ValueError: see `encode_prompt`.
+    """
+    return _continuation.begin(self, messages, tools)
+
+  def continue_chat(
+    self,
+    new: Prompt,
+    tools: Sequence[Mapping[str, Any]] = (),
+    cut: bool = False,
+    opened_reasoning: bool = False,
+  ) -> list[int]:
+    """Token ids of what follows a turn that was sampled, up to the next one.
+
+    `begin_chat(...) + turn + continue_chat(new) + turn + ...` is the chat: what
+    has been sampled is never encoded anew, and no id changes later.
+
+    Args:
+      new: the messages behind the turn, such as a user's answer or the results
+        of tools, in their order; or a text by the user. They stay as they are.
+      tools: descriptions of tools, as in `begin_chat`.
+      cut: whether the turn was ended by a limit, without an end token. The
+        token is then among the ids here.
+      opened_reasoning: whether it was cut inside its reasoning (see
+        `reasoning_is_open`), which is then closed first.
+
+    Returns:
+      Ids, none of which the model has chosen. Those of
+      `prompt_format.completion_prefix` are the last ones.
+
+    Raises:
+      ValueError: see `encode_prompt` and `check_continuation`.
+    """
+    return _continuation.go_on(self, new, tools, cut, opened_reasoning)
+
+  def check_continuation(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Checks that chats can go on by `continue_chat`.
+
+    Args:
+      tools: descriptions of the tools that the chats will have.
+
+    Raises:
+      ValueError: prompts are no chats; the chat template does not end a turn of
+        the assistant by one of `eos_ids`; what it writes behind that depends on
+        earlier messages; or there are tools, and it leaves out their
+        descriptions, calls or results.
+    """
+    _continuation.check(self, tools)
+
+  def turn_end_ids(
+    self, tools: Sequence[Mapping[str, Any]] = ()
+  ) -> tuple[int, ...]:
+    """Those of `eos_ids` behind which a chat goes on, by its template.
+
+    A model that ends by another one, such as '<|endoftext|>', has ended the
+    whole chat.
+
+    Args:
+      tools: descriptions of tools, as in `begin_chat`: a call may end by
+        another token than an answer.
+
+    Raises:
+      ValueError: see `check_continuation`.
+    """
+    return _continuation.turn_ends(self, tools)
+
+  def opens_reasoning(self) -> bool:
+    """Whether a turn begins inside reasoning, which the template has opened."""
+    return _continuation.opens_reasoning(self)
+
+  def reasoning_is_open(self, ids: Iterable[SupportsInt]) -> bool:
+    """Whether reasoning has not been closed in a turn.
+
+    Args:
+      ids: what was sampled in the turn.
+    """
+    return _continuation.reasoning_is_open(self, self.turn_pieces(ids))
+
+  def turn_pieces(self, ids: Iterable[SupportsInt]) -> list[tuple[str, bool]]:
+    """The text of a sampled turn, in pieces of plain text and single tokens.
+
+    So a parser can tell a token such as '<tool_call>' from the same word in
+    letters.
+
+    >>> character_tokenizer('ab').turn_pieces([3, 2, 1])
+    [('ba', False)]
+
+    Args:
+      ids: what was sampled. End and padding tokens, and ids that the vocabulary
+        does not have, are left out.
+
+    Returns:
+      Pairs of a text and whether it is one token that was added to the
+      vocabulary, as special tokens are. Texts that are plain alternate with
+      such tokens, and all of them joined are `decode_whole` of the ids.
+    """
+    hidden = {*self.eos_ids, self.pad_id}
+    added = self.backend.get_added_tokens_decoder()
+    kept = [token_id for token_id in map(int, ids) if token_id not in hidden]
+    pieces, before = [], []
+    for is_added, run in itertools.groupby(kept, added.__contains__):
+      run = [*run]
+      if is_added:
+        pieces += [(added[token_id].content, True) for token_id in run]
+        before = run[-1:]
+      # Decoded behind the token before it: the first token of a text may lose
+      # its space.
+      elif text := self.decode_whole(before + run)[
+        len(self.decode_whole(before)) :
+      ]:
+        pieces.append((text, False))
+    return pieces
 
   def turn_end_id(self) -> int | None:
     """The token that the chat template writes behind an answer.
