@@ -23,15 +23,15 @@ ALLOWED = {
   '__main__': {'commands'},
   '__init__': set(),  # it imports what is asked for, by its name
   'commands': {
-    'config', 'data', 'hosts', 'lab', 'monitor', 'planning', 'run',
+    'config', 'data', 'hosts', 'lab', 'planning', 'run',
   },
   'lab': {
-    'config', 'diagnostics', 'losses', 'monitor', 'optim', 'rollouts', 'run',
+    'config', 'diagnostics', 'losses', 'monitor', 'optim', 'run',
   },
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,
   'learner': {'episodes', 'losses', 'mesh', 'models', 'optim'},
-  'rollouts': {'config', 'data', 'episodes', 'losses', 'mesh'},
+  'rollouts': {'config', 'data', 'episodes', 'mesh'},
   'episodes': {'data', 'engines', 'losses', 'mesh', 'models', 'rewards'},
   'engines': {'mesh', 'models'},
   'hosts': {'config'},

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 from grpo_jax import config as config_lib
-from grpo_jax import monitor
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
@@ -22,8 +21,7 @@ def run(arguments: Arguments) -> int:
       _check(arguments, peers.is_first)
     return 0
   is_first = together.join(arguments)
-  start = about.start if is_first else monitor.quiet
-  with start(config, workdir) as screen:
+  with about.start(config, workdir, is_first) as screen:
     with screen.phase('loading JAX'):  # only now: it takes seconds
       from grpo_jax.run import loop
     result = loop.train(
@@ -48,8 +46,7 @@ def run(arguments: Arguments) -> int:
 
 def _check(arguments: Arguments, is_first: bool) -> None:
   """`grpo-jax train --check`."""
-  start = about.start if is_first else monitor.quiet
-  with start(arguments.config, arguments.workdir) as screen:
+  with about.start(arguments.config, arguments.workdir, is_first) as screen:
     with screen.phase('loading JAX'):
       from grpo_jax.planning import dry_run
     with screen.phase('building, sampling and compiling, without training'):

@@ -316,7 +316,7 @@ def _escaped(scalars: table.Scalars) -> table.Scalars:
   return {formatting.escape(name): value for name, value in scalars.items()}
 
 
-def quiet(*_) -> Screen:
+def quiet() -> Screen:
   """A screen that shows nothing, where another process has one."""
   return Screen(Nothing())
 

@@ -23,6 +23,7 @@ from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
 from grpo_jax.models import layout as layout_lib
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import learning
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
@@ -48,6 +49,11 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
   frozen = build.frozen_params(parts)
   with monitor.Monitor(silent, place, 0, None, {}) as shown:
     return warm_up.run(parts, place, shown, lambda: False, frozen)
+
+
+def drawn(run: build.Run, number: int) -> list[Rollout]:
+  """What the policy of a run's engine samples, rollout by rollout."""
+  return [sampling.sampled(run, PromptState(), k)[0] for k in range(number)]
 
 
 def rows(rollout: Rollout, width: int) -> layout_lib.Layout:

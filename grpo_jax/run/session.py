@@ -93,8 +93,9 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     workdir_lib.refuse_another(
       workdir, config, objects=start.objects, allowed=start.allowed
     )
-    begin = about.start if peers.is_first else monitor_lib.quiet
-    screen = stack.enter_context(start.screen or begin(config, workdir))
+    screen = stack.enter_context(
+      start.screen or about.start(config, workdir, peers.is_first)
+    )
     start = start._replace(
       config=config, workdir=workdir, replay=replay, peers=peers
     )

@@ -16,17 +16,20 @@ from grpo_jax.monitor.table import Still
 
 
 def start(
-  config: config_lib.Config, workdir: str | os.PathLike
+  config: config_lib.Config, workdir: str | os.PathLike, is_first: bool = True
 ) -> monitor.Screen:
   """Opens the screen of a run, and shows what the config alone says of it.
 
   Args:
     config: Says what the run does.
     workdir: The folder of the run, as it was typed.
+    is_first: Whether this is the process that shows anything.
 
   Returns:
     A `Screen`, which the caller closes; `Monitor` uses it further.
   """
+  if not is_first:
+    return monitor.quiet()
   about = monitor.About(config.steps, still(config), note(config))
   made = monitor.Screen(screen.display_for(config.log.display, about))
   made.line('\n'.join(facts(config, workdir)))

@@ -39,9 +39,7 @@ from grpo_jax.lab.studies.papers import bandits
 from grpo_jax.lab.studies.papers import coefficients
 from grpo_jax.lab.studies.papers import scales
 from grpo_jax.losses import contrib
-from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import bare
-from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 
 PROMPTS, GROUP = 8, 8
@@ -117,7 +115,7 @@ def sample_rollouts(
   else:
     params = build.initial_params(run)
   run.engine.load(params, version=0)
-  drawn = [sampling.sampled(run, PromptState(), k)[0] for k in range(number)]
+  drawn = bare.drawn(run, number)
   tokens = np.stack([np.asarray(one.batch.tokens) for one in drawn])
   reward = np.stack([np.asarray(one.batch.reward) for one in drawn])
   length = np.stack([one.length for one in drawn])
