@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from grpo_jax import engines
-from grpo_jax.losses import Batch as Batch
+from grpo_jax import losses
 
 KNOWN_TO_ALL = ('mask', 'keep', 'version', 'previous')
 """The arrays [P,G,T] of a rollout that every process knows of all groups, from
@@ -122,7 +122,7 @@ class Rollout(NamedTuple):
     previous: i32[P,G,T], see `Episode`; None: nothing branches.
   """
 
-  batch: Batch
+  batch: losses.Batch
   length: np.ndarray
   prompts: list[list[int]]
   prompt_texts: list[str]

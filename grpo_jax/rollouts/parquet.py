@@ -43,8 +43,8 @@ import numpy as np
 
 from grpo_jax.config import whole_files
 from grpo_jax.episodes.types import KNOWN_TO_ALL
-from grpo_jax.episodes.types import Batch
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.losses import Batch
 
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
 _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
