@@ -53,9 +53,7 @@ def get_config() -> ConfigDict:
 
   config.learner.method = 'gspo'
   config.learner.method_kwargs = {}
-  config.learner.row_completions = (
-    2  # shorter rows, of which one chip holds one
-  )
+  config.learner.row_completions = 2  # a row of eight does not fit a chip
   config.optim.lr = 1e-6
   config.optim.warmup_steps = 10
   config.optim.weight_decay = 0.0

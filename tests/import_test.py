@@ -26,7 +26,8 @@ ALLOWED = {
     'config', 'data', 'hosts', 'lab', 'planning', 'run',
   },
   'lab': {
-    'config', 'diagnostics', 'losses', 'monitor', 'optim', 'run',
+    'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',
+    'run',
   },
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,

@@ -161,10 +161,16 @@ def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
   found = {**plans.to_json(made), 'advice': plans.advice(made)}
   found['run_hours_at_least'] = made.run_hours
   if price:
-    hour = made.topology.chips * price
-    found['million_tokens_cost_at_least'] = made.token_hours * 1e6 * hour
-    found['run_costs_at_least'] = made.run_hours * hour
+    tokens, whole = _costs(made, price)
+    found['million_tokens_cost_at_least'] = tokens
+    found['run_costs_at_least'] = whole
   return found
+
+
+def _costs(made: Plan, price: float) -> tuple[float, float]:
+  """What a million completion tokens cost at least, and all rollouts."""
+  hour = made.topology.chips * price
+  return 1e6 / made.tokens_per_sec / 3600 * hour, made.run_hours * hour
 
 
 def show(made: Plan, price: float | None = None) -> None:
@@ -234,11 +240,10 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
   if made.counted.config.warm_up.steps:
     said.append('The warm-up is not planned.')
   if price:
-    hour = made.topology.chips * price
+    tokens, whole = _costs(made, price)
     said.append(
       f'At {price:g} for a chip and hour, a million completion tokens cost '
-      f'{made.token_hours * 1e6 * hour:.3g} or more, and the run '
-      f'{made.run_hours * hour:,.2f}.'
+      f'{tokens:.3g} or more, and the run {whole:,.2f}.'
     )
   wasted = waste.sentences(made.counted, made.topology.number)
   return said + [_point(text) for text in (*wasted, *plans.advice(made))]

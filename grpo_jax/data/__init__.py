@@ -43,8 +43,9 @@ from grpo_jax.data._files import is_pattern
 from grpo_jax.data._gguf import gguf_metadata
 from grpo_jax.data._jsonl import JsonlSource
 from grpo_jax.data._jsonl import jsonl_source
-from grpo_jax.data._models import is_address
 from grpo_jax.data._models import local as local_model
+from grpo_jax.data._named_tokenizer import EOS_TOKENS
+from grpo_jax.data._named_tokenizer import tokenizer_from
 from grpo_jax.data._parquet import arrow_source
 from grpo_jax.data._parquet import parquet_source
 from grpo_jax.data._prompts import MakeAhead
@@ -71,11 +72,9 @@ from grpo_jax.data._tasks import ArithmeticDemonstrations
 from grpo_jax.data._tasks import ArithmeticSource
 from grpo_jax.data._tasks import LargestSource
 from grpo_jax.data._tasks import arithmetic_demonstrations
-from grpo_jax.data._tokenizer import EOS_TOKENS
 from grpo_jax.data._tokenizer import Tokenizer
 from grpo_jax.data._tokenizer import character_tokenizer
 from grpo_jax.data._tokenizer import check_vocab_size
-from grpo_jax.data._tokenizer import tokenizer_from
 from grpo_jax.data._views import Joined
 from grpo_jax.data._views import Stage
 from grpo_jax.data._views import WithoutLastTurns
@@ -114,7 +113,6 @@ __all__ = (
   'gguf_metadata',
   'has_known_role',
   'import_grain_alone',
-  'is_address',
   'is_by_assistant',
   'is_in_folder',
   'is_pattern',

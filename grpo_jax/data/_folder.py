@@ -182,6 +182,16 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   return values
 
 
+def shards(index: pathlib.Path) -> list[str]:
+  """The files that an index of safetensors names, sorted; perhaps none.
+
+  Raises:
+    ValueError: it is no JSON object.
+  """
+  named = read_json(index).get('weight_map')
+  return sorted({*map(str, named.values())}) if isinstance(named, dict) else []
+
+
 def _wrong(
   path: pathlib.Path, field: str, value: Any, needed: str
 ) -> ValueError:

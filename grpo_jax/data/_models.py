@@ -8,7 +8,6 @@ weights are, which are read from there by ranges: a host reads what it needs.
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import re
 from typing import Any
@@ -20,7 +19,8 @@ from grpo_jax.data import _folder
 from grpo_jax.data import hub
 
 ELSEWHERE = 'weights_elsewhere.json'
-"""In a copy: the addresses of the files of weights, a list."""
+"""In a copy: the addresses of the files of weights, a list. It is what
+`models.weights.reading.ELSEWHERE` reads, which knows nothing of `data`."""
 _INDEX = 'model.safetensors.index.json'
 _WEIGHTS = 'model.safetensors'
 
@@ -36,16 +36,16 @@ def local(text: str, needs: hub.Needs = 'weights') -> str:
     ValueError: There is no such model, or it cannot be reached.
     OSError: The disk is too small.
   """
-  if hub.parse(text) is None and is_address(text):
+  if hub.parse(text) is None and _is_address(text):
     return _copied(text.rstrip('/'), needs)
   return hub.local_model(text, needs)
 
 
-def is_address(text: str) -> bool:
+def _is_address(text: str) -> bool:
   """Whether a text is the address of something in a bucket.
 
-  >>> is_address('gs://mine/qwen'), is_address('hf://a/b'), is_address('a/b')
-  (True, False, False)
+  >>> [*map(_is_address, ('gs://mine/qwen', 'hf://a/b', 'a/b'))]
+  [True, False, False]
   """
   scheme, found, _ = text.partition('://')
   return bool(found) and scheme != 'hf'
@@ -69,7 +69,7 @@ def _copied(address: str, needs: hub.Needs) -> str:
   for name in _folder.FILES:
     _copy(place / name, folder / name)
   if needs == 'weights':
-    files = [str(place / name) for name in _weights(place, address)]
+    files = [str(place / name) for name in _weights(place, folder, address)]
     _keep(folder / ELSEWHERE, json.dumps(files).encode())
   return str(folder)
 
@@ -95,11 +95,9 @@ def _reached(address: str) -> Any:
 
 
 def _inside(place: Any) -> list[str]:
-  return (
-    sorted(path.name for path in place.iterdir())[:5]
-    if (place.is_dir())
-    else []
-  )
+  if not place.is_dir():
+    return []
+  return sorted(path.name for path in place.iterdir())[:5]
 
 
 def _copy(source: Any, target: pathlib.Path) -> None:
@@ -116,18 +114,17 @@ def _keep(target: pathlib.Path, contents: bytes) -> None:
     whole_files.write(target, contents)
 
 
-def _weights(place: Any, address: str) -> list[str]:
+def _weights(place: Any, folder: pathlib.Path, address: str) -> list[str]:
   """The names of the files with weights."""
   names = [_WEIGHTS]
-  if (index := place / _INDEX).exists():
-    try:
-      where = json.loads(index.read_text())['weight_map']
-      names = sorted({os.fspath(name) for name in where.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+  if (place / _INDEX).exists():
+    _copy(place / _INDEX, folder / _INDEX)
+    names = _folder.shards(folder / _INDEX)
+    if not names:
       raise ValueError(
-        f'{address}/{_INDEX} is no index of safetensors ({error}); copy it '
-        'there again.'
-      ) from error
+        f'{address}/{_INDEX} is no index of safetensors: it names no files; '
+        'copy it there again.'
+      )
   missing = [name for name in names if not (place / name).exists()]
   if missing:
     raise ValueError(

@@ -106,7 +106,6 @@ GROUPS: dict[str, dict[str, Row]] = {
   },
   'problems': {
     'rewards_failed': Row('completions not judged', '#', if_any=True),
-    'heldout_judged': Row('held-out judged', '#', if_any=True),
     'heldout_failed': Row('held-out failed', '#', if_any=True),
     'heldout_too_long': Row('held-out too long', '#', if_any=True),
     'idle_steps': Row('updates without signal', '#', if_any=True),

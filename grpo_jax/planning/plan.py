@@ -143,11 +143,6 @@ class Plan:
     return tokens / self.bound_secs
 
   @property
-  def token_hours(self) -> float:
-    """Hours for a completion token, at least."""
-    return 1 / self.tokens_per_sec / 3600
-
-  @property
   def run_hours(self) -> float:
     """Hours for all rollouts of the config, at least."""
     return self.counted.config.steps * self.bound_secs / 3600

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
-import numpy as np
 
 from grpo_jax import monitor
 from grpo_jax.config import Config
@@ -21,9 +20,7 @@ from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
-from grpo_jax.models import layout as layout_lib
 from grpo_jax.models.layout import LayoutSpec
-from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import learning
 from grpo_jax.run import sampling
 from grpo_jax.run import warm_up
@@ -49,23 +46,6 @@ def warmed_up(config: Config, workdir: pathlib.Path) -> Any:
   frozen = build.frozen_params(parts)
   with monitor.Monitor(silent, place, 0, None, {}) as shown:
     return warm_up.run(parts, place, shown, lambda: False, frozen)
-
-
-def drawn(run: build.Run, number: int) -> list[Rollout]:
-  """What the policy of a run's engine samples, rollout by rollout."""
-  return [sampling.sampled(run, PromptState(), k)[0] for k in range(number)]
-
-
-def rows(rollout: Rollout, width: int) -> layout_lib.Layout:
-  """A row for each completion of a rollout, for `run.model.score`.
-
-  Args:
-    rollout: Of prompts and completions.
-    width: Of a row, in tokens.
-  """
-  return layout_lib.padded_rows(
-    rollout.prompts, np.asarray(rollout.batch.tokens), rollout.length, width
-  )
 
 
 class Trained(NamedTuple):

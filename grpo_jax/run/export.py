@@ -221,12 +221,10 @@ def origin_of(path: str) -> weights.Source | None:
 
   None if it all began with random weights.
   """
-  while path:
-    found = build_model.source(path)
-    if isinstance(found, weights.Source):
-      return found
-    path = found.run.model.path
-  return None
+  first = build_model.first_path(path)
+  found = build_model.source(first) if first else None
+  assert not isinstance(found, RunWeights)
+  return found
 
 
 def save(
@@ -396,31 +394,33 @@ def writer(
 
 
 def pusher(
-  run: build.Run,
+  spec: ExportSpec,
+  write: Callable[[pathlib.Path, Any], None] | None,
   workdir: pathlib.Path,
   tell: Callable[[str], None],
   peers: Processes = ALONE,
-) -> Callable[[int, Any, Callable[[str], None]], str] | None:
+) -> Callable[[int, Any], str] | None:
   """What sends the policy of a run to the Hub, with a card, as one commit.
 
   The Hub is asked now whether it may go there: the first start of a run is
   refused before anything is trained.
 
   Args:
-    run: The run.
+    spec: Says where to.
+    write: From `writer`.
     workdir: Says in pushed.json what has been sent, which is not sent again.
-    tell: Hears why that may fail at the end of a run that goes on.
+    tell: Hears of the upload, and why it may fail at the end of a run that goes
+      on.
     peers: The processes of the run; the first one asks, and sends.
 
   Returns:
-    `(step, params, tell)`, the rollouts done, all parameters, and what hears of
-    the upload; it returns the address of the commit. It raises a ValueError, in
-    all processes, if that fails. None if the run sends none.
+    `(step, params)`, the rollouts done and all parameters, which returns the
+    address of the commit, and raises a ValueError, in all processes, if that
+    fails. None if the run sends none.
 
   Raises:
     ValueError: It may not go there; in all processes.
   """
-  spec, write = run.export, writer(run, peers)
   if not spec.push_to or write is None:
     return None
   with peers.together():
@@ -434,7 +434,7 @@ def pusher(
         tell(f'{error} The run goes on, and asks again at its end.')
   place, folder = workdir / 'pushed.json', workdir / '.pushing'
 
-  def push(step: int, params: Any, tell: Callable[[str], None]) -> str:
+  def push(step: int, params: Any) -> str:
     sent = {'repository': spec.push_to, 'step': step, 'adapter': spec.adapter}
     earlier = peers.from_first(records.read(place)) or {}
     if earlier.items() >= sent.items():

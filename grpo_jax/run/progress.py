@@ -206,7 +206,7 @@ class Session(NamedTuple):
   workdir: pathlib.Path
   saves: checkpoint.Checkpoints
   export: Callable[[pathlib.Path, Any], None] | None
-  push: Callable[[int, Any, Callable[[str], None]], str] | None
+  push: Callable[[int, Any], str] | None
   origin: dict[str, Any]
   failures: watching.Failures
   compilations: watching.Compilations
@@ -329,7 +329,7 @@ def push(session: Session, progress: Progress) -> str:
     return ''
   params = session.updater.joined(progress.state.params)
   with session.monitor.phase('pushing the model to the Hub'):
-    return session.push(progress.step, params, session.monitor.line)
+    return session.push(progress.step, params)
 
 
 def waited(

@@ -107,7 +107,8 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
     run = dataclasses.replace(run, workers=pool)
-    push = export.pusher(run, workdir, screen.line, peers)
+    write = export.writer(run, peers)
+    push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
     with peers.together():
       stack.enter_context(
@@ -142,7 +143,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
         compiling,
         workdir,
         saves,
-        export.writer(run, peers),
+        write,
         push,
         {
           'replays': replay is not None,

@@ -1,5 +1,7 @@
 """Chats that go on: what stands between turns, what is refused, what is kept.
 
+One file, because all of it is asked of the same tokenizers and templates.
+
 The oracle of each template is in `trap_templates`: what it writes between two
 turns, in Python.
 """

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_jax import config
 from grpo_jax import data
-from grpo_jax.data import _tokenizer
+from grpo_jax.data import _named_tokenizer
 from tests import hf_folder
 from tests.data import gguf_test
 
@@ -29,8 +29,8 @@ def _same(one, two):
 
 def test_the_constants_are_the_defaults_of_a_config():
   fields = config.Data()
-  assert fields.eos_tokens == _tokenizer.EOS_TOKENS
-  assert fields.pad_token == _tokenizer.PAD_TOKEN
+  assert fields.eos_tokens == _named_tokenizer.EOS_TOKENS
+  assert fields.pad_token == _named_tokenizer.PAD_TOKEN
 
 
 def test_arithmetic():

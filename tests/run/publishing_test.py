@@ -32,8 +32,9 @@ class Pushing(Exporting):
   def __init__(self, workdir, **changes):
     changes = {'export.every_saves': 0, 'export.push_to': TO, **changes}
     super().__init__(workdir, **changes)
-    self.monitor.line = lambda text: None
-    self.push = export.pusher(self.run, workdir, self.warned.append)
+    self.push = export.pusher(
+      self.run.export, self.export, workdir, self.warned.append
+    )
     workdir.mkdir()
     config = dataclasses.asdict(runs.small(**changes))
     (workdir / 'config.json').write_text(json.dumps(config))
@@ -97,21 +98,24 @@ def test_the_hub_is_asked_before_anything_is_trained(
   hub.models[TO].private = False
   told: list[str] = []
   run = Exporting(tmp_path).run
+  pusher = lambda spec: export.pusher(
+    spec, print, tmp_path / 'none', told.append
+  )
   run.export = config.export
   with pytest.raises(ValueError, match='config.export.public=True'):
-    export.pusher(run, tmp_path / 'none', told.append)
+    pusher(run.export)
   monkeypatch.delenv('HF_TOKEN')
   with pytest.raises(ValueError, match='without a token'):
-    export.pusher(run, tmp_path / 'none', told.append)
+    pusher(run.export)
   # A run that goes on, and needs the Hub at its end alone, is told.
   assert not told
   stand_in.go_offline(monkeypatch)
   (tmp_path / 'none').mkdir()
   (tmp_path / 'none' / 'config.json').write_text('{}')
-  assert export.pusher(run, tmp_path / 'none', told.append)
+  assert pusher(run.export)
   assert 'HF_HUB_OFFLINE is set' in told[0] and 'asks again at its' in told[0]
   run.export = dataclasses.replace(run.export, push_to='')
-  assert export.pusher(run, tmp_path / 'none', told.append) is None
+  assert pusher(run.export) is None
 
 
 @pytest.mark.parametrize('name', ['sums', 'me/sums@v1', './me/sums'])

@@ -69,13 +69,12 @@ def _weights(repository: _repository.Repository) -> list[str]:
       raise _lacking(repository, _no_weights(repository))
     return [_WEIGHTS]
   index = _repository.download(repository, [_INDEX]) / _INDEX
-  named = _folder.read_json(index).get('weight_map')
-  if not isinstance(named, dict) or not named:
+  shards = _folder.shards(index)
+  if not shards:
     raise _asking.HubError(
       f'{_INDEX} of {repository.name} names no files; see whether another '
       'revision does, with @revision behind the name.'
     )
-  shards = sorted(set(map(str, named.values())))
   for shard in shards:
     _require(repository, shard)
   return [_INDEX, *shards]

@@ -142,6 +142,7 @@ _MEANINGS = {
   'heldout_graded': (
     'Share of the held-out problems whose first reward is neither 0 nor 1.'
   ),
+  'heldout_judged': 'Held-out problems that the accuracy is of.',
   'accuracy': 'Share of the sampled completions that are right.',
   'uniform_groups': (
     'Share of the groups whose completions all earn the same: they teach '
@@ -274,6 +275,7 @@ _MORE = {
   'heldout_accuracy': monitor.Row('held-out accuracy', '%'),
   'heldout_reward': monitor.Row('held-out mean reward'),
   'heldout_graded': monitor.Row('held-out rewards between', '%'),
+  'heldout_judged': monitor.Row('held-out problems judged', '#'),
   'truncated': monitor.Row('share cut at the token limit', '%'),
   'clipped_high': monitor.Row('share clipped at high ratios', '%'),
   'clipped_low': monitor.Row('share clipped at low ratios', '%'),

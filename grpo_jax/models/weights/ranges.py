@@ -53,17 +53,13 @@ class Ranges:
     step = max(1, PIECE_BYTES // row)
     pieces = []
     with path.open('rb') as file:
-      for start in range(first, end, step):
+      for start in range(first, end, step) or (first,):
         number = min(step, end - start)
         data = _bytes(file, path, begin + start * row, number * row)
         piece = np.frombuffer(data, stored.dtype)
         piece = piece.reshape(number, *stored.shape[1:])
         pieces.append(piece[(slice(None), *columns)])
-    if not pieces:
-      return np.zeros((0, *stored.shape[1:]), stored.dtype)[
-        (slice(0), *columns)
-      ]
-    return np.concatenate(pieces) if len(pieces) != 1 else pieces[0].copy()
+    return np.concatenate(pieces)
 
 
 def _header(path: Any) -> Iterator[Stored]:
@@ -87,9 +83,10 @@ def _header(path: Any) -> Iterator[Stored]:
       if end - begin != math.prod(shape) * dtype.itemsize:
         raise _broken(path, f'{name} has {end - begin} bytes')
       yield Stored(name, shape, dtype, (path, 8 + size + begin))
-  except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-    raise _broken(path, error) from error
-  except json.JSONDecodeError as error:
+  except (
+    json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError,
+    AttributeError,
+  ) as error:  # fmt: skip
     raise _broken(path, error) from error
 
 

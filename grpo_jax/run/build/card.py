@@ -23,9 +23,7 @@ CURVE = 'learning_curve.png'
 _ACCURACY, _JUDGED = 'heldout_accuracy', 'heldout_judged'
 _QUANTILE = 1.959964  # of the normal distribution, for 95 %
 _OWN = 'of its owner'
-_MADE = 'grpo', 'reinforcement-learning'
-
-
+_MADE = 'grpo', 'reinforcement-learning'  # tags
 # Where files of a model say what it came from.
 _PATHS = {'_name_or_path', 'name_or_path', 'base_model_name_or_path'}
 
@@ -115,7 +113,7 @@ def _head(
   path: str,
   names: list[str],
   tags: tuple[str, ...],
-  adapter: bool = False,
+  adapter: bool,
 ) -> list[str]:
   """The front matter, as the Hub reads it.
 

@@ -109,7 +109,8 @@ def _opened(path: str, written: int | None, needs_weights: bool) -> Source:
 def first_path(path: str) -> str:
   """The model that a run began with, by way of the runs before it; '' if none.
 
-  What cannot be read any more, is where the way ends.
+  Raises:
+    ValueError: One of these runs was of another version.
   """
   while path:
     workdir = pathlib.Path(path).expanduser()

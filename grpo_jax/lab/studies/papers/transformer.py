@@ -39,7 +39,10 @@ from grpo_jax.lab.studies.papers import bandits
 from grpo_jax.lab.studies.papers import coefficients
 from grpo_jax.lab.studies.papers import scales
 from grpo_jax.losses import contrib
+from grpo_jax.models import layout as layout_lib
+from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.run import bare
+from grpo_jax.run import sampling
 from grpo_jax.run.build import build
 
 PROMPTS, GROUP = 8, 8
@@ -60,7 +63,7 @@ class Rollouts(NamedTuple):
 
   params: jax.Array
   score: Callable[..., jax.Array]
-  layout: Any  # rows, as `bare.rows` makes them
+  layout: layout_lib.Layout
   tokens: np.ndarray
   mask: np.ndarray
   reward: np.ndarray
@@ -115,7 +118,7 @@ def sample_rollouts(
   else:
     params = build.initial_params(run)
   run.engine.load(params, version=0)
-  drawn = bare.drawn(run, number)
+  drawn = [sampling.sampled(run, PromptState(), k)[0] for k in range(number)]
   tokens = np.stack([np.asarray(one.batch.tokens) for one in drawn])
   reward = np.stack([np.asarray(one.batch.reward) for one in drawn])
   length = np.stack([one.length for one in drawn])
@@ -126,7 +129,7 @@ def sample_rollouts(
     length = np.minimum(length, drawn_length)
   width = _PROMPT_TOKENS + _MOST_TOKENS
   layouts = [
-    bare.rows(one._replace(length=length[k]), width)
+    layout_lib.padded_rows(one.prompts, tokens[k], length[k], width)
     for k, one in enumerate(drawn)
   ]
   mask = np.arange(tokens.shape[-1]) < length[..., None]
