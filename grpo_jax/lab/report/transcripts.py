@@ -20,9 +20,10 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 from grpo_jax.lab.report.types import Token
+from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run.build import about
 from grpo_jax.run.build import data as build_data
-from grpo_jax.run.keep import completions as kept
 
 MOST_TOKENS = 400  # of a completion; what is between head and tail is left out
 MOST_CHARACTERS = 3000  # of a text
@@ -40,7 +41,7 @@ def before_and_after(groups: Sequence[Group]) -> Section:
   parts: list[Part] = []
   for group in groups[:_FILES]:
     run = group.first
-    files = kept.files(run.path, 'evaluations')
+    files = parquet.files(run.path / 'evaluations')
     if len(files) > 1:
       right = run.config.evaluation.right_reward if run.config else 1.0
       whose = f' ({run.name})' if _is_one_of_several(groups) else ''
@@ -61,7 +62,7 @@ def completions(groups: Sequence[Group]) -> Section:
   parts: list[Part] = []
   for group in groups[:_FILES]:
     run = group.first
-    files = kept.files(run.path, 'completions')
+    files = parquet.files(run.path / 'completions')
     decode = _decode(run)
     for file in dict.fromkeys([*files[:1], *files[-1:]]):
       if shown := _most_different(file, decode):
@@ -145,11 +146,11 @@ def _answers(file: pathlib.Path) -> list[Answer]:
     file: As `rollouts.parquet` writes it.
   """
   try:
-    rollout = kept.read(file)
+    rollout = parquet.read(file)
     effects = _effects(file)
   except (ValueError, OSError):
     return []
-  first, counts = kept.first_rewards(rollout)
+  first, counts = pass_at_k.first_rewards(rollout)
   batch, found = rollout.batch, []
   tokens, valid = np.asarray(batch.tokens), np.asarray(batch.valid)
   reward, group = np.asarray(batch.reward), valid.shape[1]
