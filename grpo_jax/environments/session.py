@@ -5,13 +5,13 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextvars
+import ctypes
 import itertools
 import os
 import threading
 import time
 import types
 from typing import Any
-import weakref
 
 from grpo_jax.environments import episode_threads
 from grpo_jax.environments import events
@@ -162,7 +162,7 @@ class Session:
     is_over: Whether its last word is said.
     is_parked: Whether it waits for an answer that will never come.
     why_stopped: Why it was ended with no regard for what it does; or ''.
-    tasks: All that it has started in the loop.
+    tasks: What it has started in the loop and is not done.
     threads: For what it calls by `asyncio.to_thread`.
     kept: What has played it, if it may play another one.
 
@@ -193,13 +193,14 @@ class Session:
     self.kept: playing.Playing | None = None
     self.is_over = self.is_parked = False
     self.why_stopped = ''
-    self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+    self.tasks: set[asyncio.Task[Any]] = set()
     self._marks = _Marks(running, slot)
     self._calls = _Marks(running, slot)
     self.threads = episode_threads.Threads(self._calls)
     self._begin, self._emit, self._stopping = begin, emit, stopping
     self._numbers = itertools.count(1)
     self._lock = threading.Lock()
+    self._is_left = False
     self._secs, self._since, self._asked = 0.0, time.monotonic(), 0
     self._why_ended, self._swallowed, self._parse_errors = '', 0, 0
 
@@ -214,7 +215,7 @@ class Session:
     self.loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    self.tasks.add(task)
+    self._know(task)
     await self._mark(self._play(ready))
 
   async def _play(self, ready: Callable[[], Ready]) -> None:
@@ -343,13 +344,35 @@ class Session:
     self, loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any
   ) -> asyncio.Task[Any]:
     """A task of this episode, which ends with it."""
-    task = asyncio.Task(self._mark(coroutine), loop=loop, **kwargs)
+    if not self.is_over:
+      coroutine = self._mark(coroutine)
+    return self._know(asyncio.Task(coroutine, loop=loop, **kwargs))
+
+  def leave(self, but: asyncio.Task[Any] | None = None) -> None:
+    """Nobody looks after its tasks any more, but after this one."""
+    self._is_left = True
+    for task in self.tasks - {but}:
+      _keep(task)
+
+  def _know(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    if self._is_left:
+      _keep(task)
     self.tasks.add(task)
+    task.add_done_callback(self.tasks.discard)
     return task
 
 
+def _keep(waiting: Any) -> None:
+  """Keeps a task or a coroutine that never goes on, for as long as Python runs.
+
+  If Python collected it, the code that waits in it would run once more, in any
+  thread, at any time, and might never return. No list of ours keeps it: lists
+  are emptied when Python ends.
+  """
+  ctypes.pythonapi.Py_IncRef(ctypes.py_object(waiting))
+
+
 _counting = threading.Lock()
-_left_alone: list[Any] = []
 
 
 class _Marks:
@@ -390,9 +413,7 @@ def _steps(coroutine: Any, marks: _Marks) -> Any:
     try:
       step, sent = coroutine.send, (yield wanted)
     except GeneratorExit:
-      # It was left alone after its end. If Python collected it, its code would
-      # run once more, in any thread, and might never return.
-      _left_alone.append(coroutine)
+      _keep(coroutine)
       raise
     except BaseException as error:
       step, sent = coroutine.throw, error

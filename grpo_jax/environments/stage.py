@@ -76,6 +76,7 @@ class Stage:
       self._loop.run_until_complete(self._close_kept())
     for one in self._sessions.values():
       one.threads.close()
+      one.leave()
     self._own_threads.close()
     with contextlib.suppress(BaseException):
       self._loop.run_until_complete(self._loop.shutdown_asyncgens())
@@ -162,6 +163,7 @@ class Stage:
     made.threads.close()
     await self._until(lambda: not made.is_busy(), until)
     self._sessions.pop(made.episode, None)
+    made.leave(me)
     if made.is_busy() or any(not task.done() for task in left):
       self.say(
         events.Stuck(made.episode)
@@ -191,6 +193,7 @@ class Stage:
     if made.is_parked:  # it is left where it waits
       del self._sessions[made.episode]
       made.threads.close()
+      made.leave()
       self.say(events.Spoiled('an episode does not end'))
     else:
       self.say(events.Stuck(made.episode))
@@ -205,6 +208,6 @@ def _task(
 ) -> asyncio.Task[Any]:
   """Makes the tasks of an episode known to it."""
   found = session_lib.current()
-  if found is None or found.is_over:
+  if found is None:
     return asyncio.Task(coroutine, loop=loop, **kwargs)
   return found.task(loop, coroutine, **kwargs)

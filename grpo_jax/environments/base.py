@@ -1,0 +1,122 @@
+"""What a user writes, and what it is given."""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import Protocol
+
+Message = Mapping[str, Any]
+"""A message of a chat: 'role', 'content', and what templates read beside them,
+such as 'tool_calls' and 'tool_call_id'."""
+
+
+class ToolCall(NamedTuple):
+  """A call that a policy has written.
+
+  Attributes:
+    id: Names it among those of its episode.
+    name: Of the tool.
+    arguments: By their names; None if they could not be read.
+    raw: As it was written.
+    problem: Why it cannot be run; '' if it can.
+  """
+
+  id: str
+  name: str
+  arguments: Mapping[str, Any] | None
+  raw: str
+  problem: str = ''
+
+
+class Reply(NamedTuple):
+  """What a policy has said in one turn.
+
+  Attributes:
+    text: Without reasoning and calls.
+    reasoning: What it has thought, where the format tells it apart.
+    calls: In the order in which they were written.
+    problems: What could not be read, in sentences.
+    finish: 'end', 'length' (its limit has cut it) or 'stop'.
+    turn: The number of the turn in its episode, from 0.
+    tokens: How many it has.
+  """
+
+  text: str
+  reasoning: str = ''
+  calls: tuple[ToolCall, ...] = ()
+  problems: tuple[str, ...] = ()
+  finish: str = 'end'
+  turn: int = 0
+  tokens: int = 0
+
+
+class Action(NamedTuple):
+  """What an environment's `step` is given of a reply."""
+
+  text: str
+  calls: tuple[ToolCall, ...] = ()
+  reasoning: str = ''
+  finish: str = 'end'
+
+
+class Step(NamedTuple):
+  """What an environment's `step` returns.
+
+  Attributes:
+    observation: A text, a message, or several; read by the next turn.
+    reward: Of the turn that was acted on.
+    done: Whether the episode is over.
+    info: For people; nothing reads it.
+  """
+
+  observation: str | Message | Sequence[Message]
+  reward: float = 0.0
+  done: bool = False
+  info: Mapping[str, Any] = {}
+
+
+class Policy(Protocol):
+  """The only way to the model; one for each episode."""
+
+  async def say(
+    self,
+    *new: Message | str,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    max_tokens: int | None = None,
+  ) -> Reply:
+    """Appends messages to the context, and lets the policy answer.
+
+    Args:
+      *new: Messages; a text is a message of the user.
+      tools: Schemas of the tools that may be called; None: those of the
+        environment. They are those of the first turn ever after.
+      max_tokens: Of the answer, at most; None: as the run has it.
+
+    Raises:
+      Ended: A limit of the episode has been met.
+    """
+    ...
+
+  def fork(self) -> 'Policy':
+    """Another context that begins as this one stands now."""
+    ...
+
+  def reward(self, value: float, turn: int | None = None) -> None:
+    """Rewards a turn; None: the last one of this context."""
+    ...
+
+
+class Unavailable(Exception):
+  """What an episode needs is away; it begins again."""
+
+
+class Ended(Exception):
+  """A limit has ended the episode; what it says is why."""
+
+
+Play = Callable[[Policy, Mapping[str, Any], int], Awaitable[float | None]]
+"""`(policy, example, seed)`: plays an episode, and returns its own reward; None
+if it has none beside those of its turns."""
