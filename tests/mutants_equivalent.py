@@ -255,6 +255,11 @@ EQUIVALENT |= {
     '5 * watch.BEAT_SECS -> 5 / watch.BEAT_SECS',
   ): 'BEAT_SECS is 1; any wait that leaves the watch time to look does',
   (
+    'hosts/watch.py:Watch._tell_silent',
+    'if rank not in ended and now - since > secs:',
+    'now - since > secs -> now - since >= secs',
+  ): 'a clock of nanoseconds does not show the very limit',
+  (
     'engines/local/prepare.py:Preparation.__init__',
     'if mesh is None or mesh.size == 1:',
     '1 -> 0',

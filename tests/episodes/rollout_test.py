@@ -314,7 +314,8 @@ def test_workers_judge_early_what_is_drawn_by_one_process(
   processes, shares, where, early, monkeypatch
 ):
   monkeypatch.setattr(jax, 'process_count', lambda: processes)
-  engine = FakeEngine(None, engines.Capabilities(shares=shares))
+  told = {'shares': True} if shares else {}
+  engine = FakeEngine(None, engines.Capabilities(**told))
   terms = [rewards.WeightedReward('notes', notes, where=where)]
   assert rollout._is_judged_early(engine, terms) == early
 

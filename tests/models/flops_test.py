@@ -86,6 +86,9 @@ def test_activations_are_those_that_the_docstring_counts(remat, expected):
     remat=remat,
   )
   assert models.bytes_per_token(config) == expected
+  # On two devices: half of all, and 2 * 8 * 2 bytes that are read whole.
+  shared = {'none': 3 * 344, 'layer': 392, 'attention': 452, 'offload': 376}
+  assert models.bytes_per_token(config, tensor=2) == shared[remat]
 
 
 def test_activations_are_about_what_a_backward_pass_keeps():

@@ -3,6 +3,8 @@
 import math
 
 from flax import nnx
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -41,3 +43,25 @@ def test_a_norm_divides_by_the_root_of_the_mean_square_and_scales():
   norm.scale[...] = np.float32(scale)
   expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 0.1) * scale
   np.testing.assert_allclose(norm(np.float32(x)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('keeps_gathered', [False, True])
+def test_products_are_kept_and_on_demand_what_was_gathered(keeps_gathered):
+  """They are not in the program of the gradients a second time."""
+  mesh = jax.make_mesh((1,), ('data',))
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def layer(x, weight):
+    x = jax.lax.with_sharding_constraint(jnp.sin(x), whole)
+    return jnp.sin(x @ weight)
+
+  def counts(function):
+    loss = lambda x, weight: function(x, weight).sum()
+    x = jnp.ones((2, 2))
+    text = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(x, x))
+    names = 'dot_general[', 'sharding_constraint['
+    return tuple(text.count(name) for name in names)
+
+  products, gathered = counts(layer)
+  kept = layers.keep_products(layer, keeps_gathered)
+  assert counts(kept) == (products, gathered + (not keeps_gathered))

@@ -393,6 +393,20 @@ def test_every_second_save_is_written_and_a_full_disk_is_a_warning(
   assert sorted(path.name for path in folder.iterdir()) == ['2', '5', '7']
 
 
+@pytest.mark.parametrize('adapter', [False, True])
+def test_a_folder_that_is_whole_is_not_written_again(tmp_path, adapter):
+  run, written = Exporting(tmp_path), []
+  run.run.export = dataclasses.replace(run.run.export, adapter=adapter)
+  run.export = lambda folder, params: written.append(folder.name)
+  files = ['config.json', 'adapter_config.json'][:: -1 if adapter else 1]
+  for step, last in zip(('2', '4'), files):  # of the second it is another's
+    (tmp_path / 'exports' / step).mkdir(parents=True)
+    (tmp_path / 'exports' / step / last).touch()
+  for step in (1, 2, 3, 4):
+    run.saved(step)
+  assert written == ['4']
+
+
 def test_a_folder_that_a_kill_has_cut_off_is_written_by_the_next_start(
   tmp_path, monkeypatch
 ):

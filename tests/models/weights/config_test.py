@@ -213,6 +213,7 @@ def test_which_layers_have_experts():
   sparse = lambda **changes: [k.experts for k in read(moe, **changes).kinds]
   assert sparse() == [True] * 4
   assert sparse(decoder_sparse_step=2) == [False, True] * 2
+  assert sparse(decoder_sparse_step=3) == [False, False, True, False]
   assert sparse(mlp_only_layers=[0]) == [False] + [True] * 3
   assert sparse(num_experts=0) == [False] * 4
   newer = {k: x for k, x in moe.items() if k != 'num_experts'}

@@ -1,6 +1,7 @@
 """What a run tells its method, and what `build` refuses of a config."""
 
 from contextlib import nullcontext
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -220,3 +221,10 @@ def test_prompts_are_shared_where_the_attention_of_the_platform_can(
     0,
   )
   assert spec.share == shared
+
+
+def test_a_token_that_needs_more_than_there_is_still_has_a_place():
+  huge = types.SimpleNamespace(bytes_per_token=2**60, key_cost=None)
+  mesh = sharding.make_mesh()
+  spec = build_learner._layout(config_lib.Config(), huge, mesh, 'packed', 0)
+  assert spec.micro_tokens == 1
