@@ -17,6 +17,7 @@ from grpo_jax.config.fields import Checkpoint
 from grpo_jax.config.fields import Config
 from grpo_jax.config.fields import Data
 from grpo_jax.config.fields import EarlyStop
+from grpo_jax.config.fields import Environment
 from grpo_jax.config.fields import Evaluation
 from grpo_jax.config.fields import Learner
 from grpo_jax.config.fields import Log
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
   import ml_collections
 
 __all__ = [
-  'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Evaluation', 'Learner', 'Log',
-  'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS', 'Reference', 'Reward',
-  'Sampler', 'Source', 'WarmUp', 'Workers', 'check_allowed',
-  'dataclass_from_dict', 'default', 'flat', 'is_allowed', 'is_free', 'kind_of',
-  'resolve', 'within',
+  'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Environment', 'Evaluation',
+  'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS',
+  'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp', 'Workers',
+  'check_allowed', 'dataclass_from_dict', 'default', 'flat', 'is_allowed',
+  'is_free', 'kind_of', 'resolve', 'within',
 ]  # fmt: skip
 
 

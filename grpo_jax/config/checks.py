@@ -67,6 +67,14 @@ _LEAST = {
   'warm_up.carry_free_share': 0,
   'workers.number': 0,
   'workers.wall_limit_secs': 0,
+  'environment.max_turns': 1,
+  'environment.episode_tokens': 0,
+  'environment.context_tokens': 0,
+  'environment.result_tokens': 1,
+  'environment.processes': 0,
+  'environment.sessions': 1,
+  'environment.retries': 0,
+  'environment.failed_share': 0,
 }
 
 # Each of these fields is more than 0. At 0 or below, something is divided by 0
@@ -81,6 +89,8 @@ _ABOVE_0 = (
   'workers.time_limit_secs',
   'workers.memory_limit_gib',
   'workers.start_limit_secs',
+  'environment.tool_secs',
+  'environment.episode_secs',
 )
 
 # Most of each of these fields.
@@ -100,6 +110,9 @@ _MOST = {
   'model.norm_epsilon': 1,
   'lora.alpha': 1_000_000,
   'workers.number': 4096,
+  'environment.processes': 4096,
+  'environment.sessions': 255,
+  'environment.failed_share': 1,
   # Lists of this length are made; no model is near.
   'model.num_layers': 10_000,
 }
@@ -130,6 +143,8 @@ _KNOWN = {
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
   'early_stop.mode': ('max', 'min'),
+  'environment.seed': ('group', 'episode'),
+  'environment.where': ('workers', 'here'),
 }
 
 
@@ -174,11 +189,14 @@ def checks(config: Any):
     f'model.rope_base={config.model.rope_base}; give more than 1, such as '
     '10000, so that later entries of a head turn more slowly',
   )
-  yield (
-    config.workers.memory_limit_gib >= _LEAST_GIB,
-    f'workers.memory_limit_gib={config.workers.memory_limit_gib}, in which '
-    f'Python does not start; give {_LEAST_GIB} or more',
-  )
+  for group in ('workers', 'environment'):
+    memory = getattr(config, group).memory_limit_gib
+    yield (
+      memory >= _LEAST_GIB,
+      f'{group}.memory_limit_gib={memory}, in which Python does not start; give '
+      f'{_LEAST_GIB} or more',
+    )
+  yield from _checks_of_environment(config)
   yield (
     not config.lora.rank or len(config.lora.targets) > 0,
     f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
@@ -411,6 +429,40 @@ def _checks_of_rewards(rewards: Any):
       reward.on_failure == 'reward' or not reward.failed_reward,
       f'{where}.failed_reward={reward.failed_reward} with on_failure='
       "'invalid', which leaves the completion out; give on_failure='reward'",
+    )
+
+
+def _checks_of_environment(config: Any):
+  """As `checks`, of what the policy talks to."""
+  fields, rewards = config.environment, [x.name for x in config.rewards]
+  if not fields.name:
+    yield (
+      'environment' not in rewards,
+      f'rewards[{rewards.index("environment") if "environment" in rewards else 0}]'
+      ".name='environment' without environment.name; name the environment",
+    )
+    return
+  yield (
+    config.data.chat,
+    f'environment.name={fields.name!r} with data.chat=False, but what it says '
+    'are messages; give data.chat=True',
+  )
+  widest = max(config.data.completion_buckets or (fields.context_tokens, 1))
+  yield (
+    fields.context_tokens <= widest,
+    f'environment.context_tokens={fields.context_tokens} above the largest of '
+    f'data.completion_buckets={config.data.completion_buckets}, which hold an '
+    'episode; add a bucket, or give 0',
+  )
+  for name, value, usual in (
+    ('sampler.stop_strings', config.sampler.stop_strings, ()),
+    ('sampler.ahead', config.sampler.ahead, 0),
+    ('data.completion_prefix', config.data.completion_prefix, ''),
+  ):
+    yield (
+      value == usual,
+      f'{name}={value!r} with environment.name={fields.name!r}, which cannot '
+      f'be together; give {name}={usual!r}',
     )
 
 

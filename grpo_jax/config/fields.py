@@ -348,6 +348,89 @@ class Workers:
 
 
 @dataclasses.dataclass(frozen=True)
+class Environment:
+  """What the policy talks to, in episodes of several turns.
+
+  `sampler.max_tokens` then is the limit of a turn, `sampler.group` the episodes
+  of a record, and `data.completion_buckets` hold all that follows what the
+  episodes of a record read first.
+  """
+
+  name: str = field(
+    '',
+    "The environment: your own as 'module:Thing', or one of another package, "
+    "as 'textarena:NAME'; see grpo_jax/environments/README.md. '': none, and "
+    'each completion is a single turn.',
+  )
+  kwargs: dict[str, Any] = field({}, 'Arguments of the environment.')
+  call_format: str = field(
+    'auto',
+    "How the model writes calls of tools: 'hermes', 'xml', 'llama_json', "
+    "'pythonic', 'gemma', 'json_block', or your own as 'module:function'. "
+    "'auto' reads it from the chat template.",
+  )
+  seed: str = field(
+    'group',
+    "Which seed an episode begins with: 'group' gives all episodes of a record "
+    "the same, so that they start alike; 'episode' gives each its own.",
+  )
+  max_turns: int = field(16, 'Most turns of an episode.')
+  episode_tokens: int = field(
+    0,
+    'Most tokens of all turns of an episode together; 0: as many as fit into '
+    'its context.',
+  )
+  context_tokens: int = field(
+    0,
+    'Most tokens of an episode, what it reads included; 0: as many as the '
+    'largest of data.completion_buckets.',
+  )
+  result_tokens: int = field(
+    2048,
+    'Most tokens of the result of a tool; a longer one is cut in its middle.',
+  )
+  where: str = field(
+    'workers',
+    "Where episodes are played: 'workers' are processes with limits, 'here' is "
+    'the process of the run.',
+    change=FREE,
+  )
+  processes: int = field(
+    0,
+    'Workers beside each process of the run; 0: one for each core that it may '
+    'use, at most 16.',
+    change=FREE,
+  )
+  sessions: int = field(8, 'Episodes that a worker plays at once.', change=FREE)
+  tool_secs: float = field(
+    30.0, 'The longest that a call of a tool may take, seconds.', change=FREE
+  )
+  episode_secs: float = field(
+    600.0,
+    'The longest that the environment may take for an episode, seconds; '
+    'waiting for the policy is left out.',
+    change=FREE,
+  )
+  memory_limit_gib: float = field(
+    4.0,
+    'The most memory of a worker and of all that it starts, GiB.',
+    change=FREE,
+  )
+  retries: int = field(
+    1,
+    'How often an episode begins again whose server was away, or whose process '
+    'another episode has ended.',
+    change=FREE,
+  )
+  failed_share: float = field(
+    0.5,
+    'Share of the episodes of a rollout that may fail; if more do, the run is '
+    'saved and ends. 1: it always goes on.',
+    change=FREE,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class Sampler:
   """How the completions of a rollout are sampled."""
 
@@ -927,6 +1010,7 @@ class Config:
     'The reward functions, each with its weight.',
   )
   workers: Workers = Workers()
+  environment: Environment = Environment()
   sampler: Sampler = Sampler()
   optim: Optim = Optim()
   learner: Learner = Learner()

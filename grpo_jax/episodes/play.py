@@ -35,13 +35,19 @@ class Limits:
     turns: Of an episode.
     turn_tokens: Of a turn; one that reaches it is the last.
     episode_tokens: Of all turns together.
-    context_tokens: That a turn may read and write.
+    context_tokens: Of an episode, what it reads included.
+    prompt_tokens: Of what the episodes of a record read first; what is more
+      belongs to each of them.
+    result_tokens: Of the result of a tool; of a longer one the middle is left
+      out.
   """
 
   turns: int
   turn_tokens: int
   episode_tokens: int
   context_tokens: int
+  prompt_tokens: int = 1 << 30
+  result_tokens: int = 1 << 30
 
 
 class Played(NamedTuple):
@@ -49,7 +55,8 @@ class Played(NamedTuple):
 
   Attributes:
     episode: Its tokens, behind the prompt of its group.
-    reward: Its own, with those of its turns; None if it failed or has none.
+    reward: Its own, with those of its turns; 0 if a limit has cut it before
+      any; None if it failed or has none.
     failure: Why it failed; '' if it did not.
     last_text: What the policy has said last.
     counts: `tool_calls`, `tool_errors`, `parse_errors`, `secs`.
@@ -76,6 +83,7 @@ class _Live:
   ended: str = ''  # the limit that has ended it
   last_text: str = ''
   is_over: bool = False
+  asked: int = 0  # tokens that the calls under way may still draw
   counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -101,6 +109,7 @@ def play(
   seed: int,
   rollout: int,
   purpose: str = 'sample',
+  alike: bool = True,
   check: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """Plays G episodes of each of P records.
@@ -117,18 +126,23 @@ def play(
     group: Episodes of a record, `G`.
     seed: Of the run.
     rollout: Its number.
-    purpose: See `engines.requests`.
+    purpose: See `engines.requests`. What is no sample begins alike in every
+      rollout, so that its results can be compared.
+    alike: Whether all episodes of a record begin with one seed.
     check: Called between two turns of the engine; what it raises ends it all.
 
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
   """
   keys = random_keys.folded(seed, purpose, rollout, index, range(group))
-  starts = random_keys.folded(seed, 'environment', rollout, index, [0])
+  name, when = 'environment', rollout
+  if purpose != 'sample':
+    name, when = f'environment, {purpose}', 0
+  starts = random_keys.folded(seed, name, when, index, range(group))[..., 0]
   live = [_Live(Transcript(key)) for row in keys for key in row]
   for number, one in enumerate(live):
-    p = number // group
-    start = int(starts[p, 0, 0])  # all of a group start alike
+    p, g = divmod(number, group)
+    start = int(starts[p, 0 if alike else g])
     one.begin = events.Begin(number, records[p], start, '')
     player.begin(one.begin)
   rounds = _Rounds(live, tokenizer, player, call_format, limits)
@@ -140,7 +154,7 @@ def play(
       strict=True,
     ):
       rounds.answer(call, one)
-  return _grouped(live, group, sampling)
+  return _grouped(live, group, sampling, limits.prompt_tokens)
 
 
 class _Rounds:
@@ -201,18 +215,19 @@ class _Rounds:
     """Adds messages to a context; the turn behind them, if it is allowed."""
     path, transcript = one.contexts[event.context], one.transcript
     last = transcript.last(path)
+    messages = [self._shortened(message) for message in event.messages]
     if last is None:
       one.tools = one.tools or event.tools
-      ids = self._tokenizer.begin_chat(event.messages, one.tools)
+      ids = self._tokenizer.begin_chat(messages, one.tools)
     else:
       cut = last.sampled.finish == engines.TRUNCATED
-      ids = self._tokenizer.continue_chat(event.messages, one.tools, cut)
-    limits, drawn = self._limits, transcript.drawn()
-    length = len(transcript.ids(path)) + len(ids)
+      ids = self._tokenizer.continue_chat(messages, one.tools, cut)
+    limits, drawn = self._limits, transcript.drawn() + one.asked
     room = {
       'turns': limits.turns - transcript.turns,
       'tokens': limits.episode_tokens - drawn,
-      'context': limits.context_tokens - length,
+      'context': limits.context_tokens
+      - (transcript.size() + one.asked + len(ids)),
     }
     for reason, left in room.items():
       if left <= 0 or one.ended:
@@ -222,11 +237,13 @@ class _Rounds:
     transcript.read(path, ids)
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
+    one.asked += limit
     return _Call(event.episode, event.context, transcript.ids(path), limit)
 
   def answer(self, call: _Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
+    one.asked -= call.limit
     turn = one.transcript.add(one.contexts[call.context], sampled)
     cut = sampled.finish == engines.TRUNCATED
     parsed = formats.parse(
@@ -256,6 +273,20 @@ class _Rounds:
         len(sampled.ids),
       ),
     )
+
+  def _shortened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message, without the middle of what a tool says at too great length."""
+    said, most = message.get('content'), self._limits.result_tokens
+    if message['role'] != 'tool' or not isinstance(said, str):
+      return message
+    ids = self._tokenizer.encode(said)
+    if len(ids) <= most:
+      return message
+    head, tail = -(-most // 2), most // 2
+    mark = f'\n[{len(ids) - most} tokens left out]\n'
+    ends = ids[:head], ids[len(ids) - tail :]
+    cut = mark.join(self._tokenizer.decode(end) for end in ends)
+    return {**message, 'content': cut}
 
   def _goes_on(self, one: _Live, sampled: engines.Sampled) -> bool:
     """Whether a turn has ended as turns do, and not the whole chat."""
@@ -332,14 +363,17 @@ def _request(
 
 
 def _grouped(
-  live: Sequence[_Live], group: int, sampling: engines.Sampling
+  live: Sequence[_Live],
+  group: int,
+  sampling: engines.Sampling,
+  most: int,
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """The prompt of each group, and its episodes behind it."""
   prompts, played = [], []
   for first in range(0, len(live), group):
     some = live[first : first + group]
     begun = [one.transcript for one in some if one.transcript.turns]
-    prompt = transcript_lib.common_ids(begun) if begun else []
+    prompt = transcript_lib.common_ids(begun)[:most] if begun else []
     prompts.append(prompt or [sampling.eos_ids[0]])
     played.append([_played(one, len(prompt)) for one in some])
   return prompts, played
@@ -358,7 +392,7 @@ def _played(one: _Live, prompt: int) -> Played:
   own = [x for x in (one.reward, *one.rewards.values()) if x is not None]
   return Played(
     found._replace(reward=rewards if one.rewards else None, ended=one.ended),
-    float(sum(own)) if own and not one.failure else None,
+    float(sum(own)) if (own or is_cut) and not one.failure else None,
     one.failure,
     one.last_text,
     one.counts,

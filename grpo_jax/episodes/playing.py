@@ -54,7 +54,7 @@ def collect(
   prompts, played = play(records, index)
   episodes = [[one.episode for one in group] for group in played]
   with rewards_lib.Scoring(rewards, workers) as scoring:
-    judge = _Judge(records, played, scoring)
+    judge = _Judge(records, played, scoring, rewards)
     episodes, scores = judging(judge, episodes)
   return rollout_lib.make_rollout(
     episodes,
@@ -77,9 +77,15 @@ class _Judge:
     records: Sequence[Mapping[str, Any]],
     played: Sequence[Sequence[Played]],
     scoring: rewards_lib.Scoring,
+    rewards: Sequence[rewards_lib.WeightedReward],
   ):
     self.began = math.inf
     self._records, self._played, self._scoring = records, played, scoring
+    # A run may say what an episode is worth that has failed.
+    self._is_worth_something = any(
+      reward.failed is not None and reward.imported_as == 'environment'
+      for reward in rewards
+    )
 
   def __call__(
     self, chosen: Sequence[int], check: Callable[[], None] = lambda: None
@@ -97,6 +103,8 @@ class _Judge:
     ]
     scores = self._scoring.scores(rows, check)
     failed = np.array([bool(one.failure) for _, one in every])
+    if self._is_worth_something:
+      return scores
     return scores._replace(
       judged=scores.judged & ~failed,
       reward=np.where(failed, 0, scores.reward).astype(np.float32),

@@ -142,6 +142,7 @@ def blank(
   rewards: int,
   completion_buckets: Sequence[int],
   routed: bool = False,
+  turns: bool = False,
 ) -> Rollout:
   """A rollout of zeros whose completions all have the length `max_tokens`.
 
@@ -156,6 +157,7 @@ def blank(
     rewards: Number of reward functions.
     completion_buckets: Allowed completion widths, tokens.
     routed: Whether the model has experts.
+    turns: Whether completions are episodes, whose turns have numbers.
 
   Returns:
     A `Rollout` with the fields and dtypes of one from `collect`.
@@ -172,6 +174,7 @@ def blank(
     finish=engines.ENDED,
     entropy=nothing,
     routing=ids if routed else None,
+    turn=ids if turns else None,
   )
   reward = np.zeros((number,), np.float32)
   scores = rewards_lib.Scores(

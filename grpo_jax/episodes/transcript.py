@@ -129,6 +129,11 @@ class Transcript:
     parts = [part for one in self.contexts.values() for part in one.parts]
     return sum(len(part.ids) for part in parts if isinstance(part, Turn))
 
+  def size(self) -> int:
+    """How many tokens it has, each counted once."""
+    contexts = self.contexts.values()
+    return sum(len(part.ids) for one in contexts for part in one.parts)
+
   def _parts(self, path: Path, number: int | None = None) -> list[Part]:
     """All parts from the root on, with the first `number` of a context."""
     context = self.contexts[path]

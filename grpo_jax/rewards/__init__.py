@@ -43,6 +43,7 @@ from grpo_jax.rewards._base import find
 from grpo_jax.rewards._base import imports
 from grpo_jax.rewards._base import is_bounded
 from grpo_jax.rewards._base import resolve
+from grpo_jax.rewards._environment import environment
 from grpo_jax.rewards._score import Scores
 from grpo_jax.rewards._score import Scoring
 from grpo_jax.rewards._score import score
@@ -81,6 +82,7 @@ __all__ = (
   'checked',
   'completion_length',
   'confined',
+  'environment',
   'exact_match',
   'find',
   'format_tags',

@@ -305,8 +305,8 @@ def _place(name: str) -> str:
 # The reward functions of this package. They are imported by name, because
 # their modules import this one.
 _OWN = (
-  'boxed_text', 'completion_length', 'exact_match', 'format_tags', 'gsm8k',
-  'http_judge', 'json_schema', 'last_number', 'math_equivalence',
+  'boxed_text', 'completion_length', 'environment', 'exact_match',
+  'format_tags', 'gsm8k', 'http_judge', 'json_schema', 'last_number', 'math_equivalence',
   'multiple_choice', 'number', 'reasoning_gym', 'regular_expression',
 )  # fmt: skip
 

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_jax.rewards._base import Outcome
+from grpo_jax.rewards._base import bounded
 
 
+@bounded
 def environment(
   prompt: str, completion: str, example: Mapping[str, Any]
 ) -> Outcome:

@@ -48,6 +48,7 @@ def train(
   fields: Mapping[str, Callable[..., Any] | str] | None = None,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   on_rollout: OnRollout | None = None,
   allow_changed: Sequence[str] = (),
 ) -> dict[str, float | str | None]:
@@ -97,6 +98,9 @@ def train(
       `grpo_jax.data.Tokenizer.from_folder(path)`.
     model: What `grpo_jax.models.foreign.from_nnx(module)` returns for a Flax
       NNX module of your own. It replaces all of `config.model`.
+    environment: An async function `(policy, example)`, a class with `reset` and
+      `step`, or a list of tools; see grpo_jax/environments/README.md. It is
+      played in this process, and its arguments are `config.environment.kwargs`.
     on_rollout: Called as `on_rollout(step, metrics, rollout)` after every
       rollout: how many are done, its metrics by name, and the
       `grpo_jax.episodes.types.Rollout` with prompts, completions and rewards.
@@ -134,6 +138,7 @@ def train(
     fields=fields,
     tokenizer=tokenizer,
     model=model,
+    environment=environment,
   )
   if on_rollout is not None:
     placing.check_callback(on_rollout)

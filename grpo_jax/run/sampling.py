@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax import engines
+from grpo_jax.episodes import playing
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import speed
@@ -31,6 +32,7 @@ from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
 
 
@@ -128,8 +130,11 @@ def first(run: build.Run) -> Rollout:
   No group takes the place of another, and rewards are those of the judges.
   """
   plain = dataclasses.replace(run.draw, resample_rounds=0, shuffles=False)
-  with build_rewards.workers(run.limits, run.rewards) as workers:
-    run = dataclasses.replace(run, draw=plain, workers=workers)
+  with (
+    build_rewards.workers(run.limits, run.rewards) as workers,
+    build_environment.player(run.environment) as player,
+  ):
+    run = dataclasses.replace(run, draw=plain, workers=workers, player=player)
     return sampled(run, PromptState(), 0)[0]
 
 
@@ -188,6 +193,29 @@ def _collected(
   judging: rollout_lib.Judging,
 ) -> Rollout:
   """Completions of some prompts by the engine of a run, judged."""
+  if run.environment is not None and run.player is not None:
+    play = functools.partial(
+      build_environment.play,
+      run.environment,
+      run.player,
+      run.engine,
+      run.tokenizer,
+      sampling,
+      group=group,
+      seed=run.draw.seed,
+      rollout=step,
+      purpose=purpose,
+      check=run.check,
+    )
+    return playing.collect(
+      records,
+      play,
+      run.tokenizer,
+      run.rewards,
+      run.data.completion_buckets,
+      judging,
+      run.workers,
+    )
   return rollout_lib.collect(
     records,
     run.engine,

@@ -33,6 +33,7 @@ from grpo_jax.run import watching
 from grpo_jax.run.build import about
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
@@ -106,7 +107,8 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     run, config = _joined(run, start), run.config
     # Early, so that they import the judges while this process compiles.
     pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
-    run = dataclasses.replace(run, workers=pool)
+    player = stack.enter_context(build_environment.player(run.environment))
+    run = dataclasses.replace(run, workers=pool, player=player)
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.

@@ -21,6 +21,7 @@ from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.data import Tokenizer
+from grpo_jax.environments import sessions
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
@@ -33,6 +34,7 @@ from grpo_jax.rollouts import batch_fields
 from grpo_jax.run.build import batch_fields as build_fields
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
@@ -65,6 +67,7 @@ class Sampler:
   model: models.Model
   engine: engines.Engine
   sampling: engines.Sampling
+  environment: specs.EnvironmentSpec | None  # None: completions are one turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Run(Sampler):
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
+  player: sessions.Player | None = None  # of an environment
   # Between two turns of the engine; what it raises ends the sampling.
   check: Callable[[], None] = lambda: None
 
@@ -106,6 +110,7 @@ def run(
   """
   needed = (
     'rewards', 'prompts', 'heldout', 'method', 'fields', 'tokenizer', 'model',
+    'environment',
   )  # fmt: skip
   _require_to_train(config, objects, *needed)
   parts = sampler(config, objects, trains=True, shares=shares)
@@ -265,6 +270,9 @@ def sampler(
     model=model,
     engine=engine,
     sampling=sampling_spec(config.sampler, tokenizer.eos_ids),
+    environment=build_environment.environment_spec(
+      config, tokenizer, objects.environment
+    ),
   )
 
 
@@ -276,9 +284,10 @@ def _model_and_engine(
   trains: bool,
   shares: bool,
 ) -> tuple[models.Model, engines.Engine]:
+  prompts, completions = build_environment.widths(config)
   options: dict[str, Any] = dict(
-    prompt_buckets=config.data.prompt_buckets,
-    completion_buckets=config.data.completion_buckets,
+    prompt_buckets=prompts,
+    completion_buckets=completions,
     max_rows=config.sampler.max_rows,
     decode=build_data.decode_of_stops(config.sampler, tokenizer),
     mesh=sharding.sampling_mesh(
@@ -386,11 +395,11 @@ def example(run: Run) -> Rollout:
   zeros = rollout.blank(
     run.draw.prompts,
     run.draw.group,
-    max(run.data.prompt_buckets),
-    run.draw.max_tokens,
+    *limits.longest(run.config),
     len(run.rewards),
     run.data.completion_buckets,
     run.engine.capabilities.routing,
+    bool(run.config.environment.name),
   )
   return batch_fields.with_ones(zeros, run.fields)
 
@@ -459,10 +468,11 @@ def abstract(
   vocab_size = 0 if named else build_data.tokenizer_of(config).vocab_size
   model = build_model.transformer(config, vocab_size, needs_weights=False)
   limits.check_model(config, model.config, shapes)
+  prompts, completions = build_environment.widths(config)
   engine = engines.LocalEngine(
     model,
-    prompt_buckets=config.data.prompt_buckets,
-    completion_buckets=config.data.completion_buckets,
+    prompt_buckets=prompts,
+    completion_buckets=completions,
     max_rows=config.sampler.max_rows,
     mesh=sharding.sampling_mesh(
       shapes, config.sampler.tensor, config.mesh.slices
@@ -485,6 +495,7 @@ def abstract(
     model=model,
     engine=engine,
     sampling=sampling_spec(config.sampler, _END),
+    environment=None,
   )
   updates = updater(parts, abstract_params(parts).frozen)
   return Abstract(parts, updates, model.config, engine)

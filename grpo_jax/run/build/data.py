@@ -50,6 +50,7 @@ Source = config_lib.Source
 
 # For a user's own data, whose records may each take a while to make.
 _MOST_CHECKED = 100
+_PROMPT_TOKENS = 256  # of what episodes read first, where a config is silent
 # Encoding a chat takes 0.1 to 0.2 ms, so this many take a few seconds.
 MOST_RECORDS = 20_000
 _SAMPLE = 2_000  # of more records
@@ -590,6 +591,10 @@ def with_widths(
   encoded, but 30 of each source whose records a program makes, unless it is the
   user's and has no more than 300.
 
+  What an environment says is not known before. So prompts get 256 tokens there,
+  and whatever an episode reads beyond that belongs to the completion, which gets
+  four times `sampler.max_tokens`.
+
   Args:
     config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.
     tokenizer: Of the run.
@@ -604,7 +609,15 @@ def with_widths(
   Raises:
     ValueError: A row that was read cannot be used; the message names it.
   """
-  fields = config.data
+  fields, played = config.data, config.environment
+  if played.name:
+    width = played.context_tokens or 4 * config.sampler.max_tokens
+    fields = dataclasses.replace(
+      fields,
+      prompt_buckets=fields.prompt_buckets or (_PROMPT_TOKENS,),
+      completion_buckets=fields.completion_buckets or (width,),
+    )
+    return dataclasses.replace(config, data=fields)
   if fields.prompt_buckets and fields.completion_buckets and not checks:
     return config
   limits = _limits(config) if checks else {}

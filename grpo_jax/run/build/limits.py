@@ -44,12 +44,14 @@ def check_length(spec: WeightsSpec, prompt: int, completion: int) -> None:
 
 
 def longest(config: Config) -> tuple[int, int]:
-  """The most tokens of a prompt, and of a completion.
+  """The most tokens of a prompt, and of a completion or an episode.
 
   Args:
     config: With widths.
   """
   completion = config.sampler.max_tokens
+  if config.environment.name:
+    completion = max(config.data.completion_buckets)
   if config.warm_up.steps:  # the width is that of the longest demonstration
     completion = max(completion, *config.data.completion_buckets)
   return max(config.data.prompt_buckets), completion

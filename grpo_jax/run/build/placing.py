@@ -111,6 +111,12 @@ _KINDS = {
     'config.model.path',
     lambda own: f'model {own.model.name}',
   ),
+  'environment': _Kind(
+    lambda value: callable(value) or isinstance(value, list | tuple),
+    'an async function (policy, example), a class with reset and step, a list '
+    "of typed functions as tools, or a name such as 'my_lab.envs:Wordle'",
+    lambda value: f'environment {_short_name(value)}',
+  ),
 }
 
 
@@ -132,7 +138,7 @@ def place(
     rewards: As `grpo_jax.train` takes them; None leaves the config as it is.
     fields: Likewise.
     **arguments: The same for `prompts`, `heldout`, `demonstrations`, `method`,
-      `tokenizer` and `model`.
+      `tokenizer`, `model` and `environment`.
 
   Raises:
     ValueError: An argument is of the wrong kind.

@@ -11,6 +11,9 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
+from grpo_jax.environments import formats
+from grpo_jax.environments import sessions
+from grpo_jax.episodes.play import Limits
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.models.layout import LayoutSpec
@@ -46,6 +49,18 @@ class WorkersSpec:
   memory_limit_bytes: int
   start_limit_secs: float
   wall_limit_secs: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSpec:
+  """What the policy talks to in episodes; see `config.Environment`."""
+
+  played: tuple[Any, dict[str, Any]]  # as `sessions.Player` takes it
+  call_format: formats.Format
+  options: sessions.Options
+  limits: Limits
+  alike: bool  # whether all episodes of a record begin with one seed
+  failed_share: float  # above which the episodes that failed end the run
 
 
 @dataclasses.dataclass(frozen=True)

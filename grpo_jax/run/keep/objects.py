@@ -30,6 +30,7 @@ FIELDS = {
   'fields': 'learner.fields',
   'tokenizer': 'data.tokenizer',
   'model': 'model.path',
+  'environment': 'environment.name',
 }
 _END = ' given in Python>'  # tells the words for an object from a name
 
@@ -45,6 +46,7 @@ class Objects(NamedTuple):
   fields: Mapping[str, Any] = {}  # functions by the name of a batch's field
   tokenizer: Any = None
   model: Any = None
+  environment: Any = None
   records: Mapping[str, dict[str, Any]] = {}  # by words; see `placing.py`
 
 

@@ -1,0 +1,163 @@
+"""The environment of a run: what plays it, and within which limits."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+from typing import Any
+
+from grpo_jax import engines
+from grpo_jax.config import Config
+from grpo_jax.data import Tokenizer
+from grpo_jax.environments import formats
+from grpo_jax.environments import forms
+from grpo_jax.environments import sessions
+from grpo_jax.episodes import play as play_lib
+from grpo_jax.hosts import joining
+from grpo_jax.run.build.specs import EnvironmentSpec
+
+_MOST_WORKERS = 16  # by default, however many cores there are
+_GIB = 2**30
+_FIRST_TOKENS = 256  # of the narrowest width that a turn reads
+
+
+def environment_spec(
+  config: Config, tokenizer: Tokenizer, own: Any = None
+) -> EnvironmentSpec | None:
+  """What plays the episodes of a run; None if its completions are single turns.
+
+  Args:
+    config: With widths.
+    tokenizer: Of the run.
+    own: The environment that was given in Python.
+
+  Raises:
+    ValueError: The environment cannot be used, or chats cannot go on.
+  """
+  fields = config.environment
+  if not fields.name:
+    return None
+  played = fields.name if own is None else own
+  made = forms.resolve(played, fields.kwargs)
+  tokenizer.check_continuation(made.tools)
+  widest = max(config.data.completion_buckets)
+  context = fields.context_tokens or widest
+  return EnvironmentSpec(
+    played=(played, fields.kwargs),
+    call_format=_call_format(fields.call_format, tokenizer, bool(made.tools)),
+    options=sessions.Options(
+      where='here' if own is not None else fields.where,
+      processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
+      sessions=fields.sessions,
+      tool_secs=fields.tool_secs,
+      episode_secs=fields.episode_secs,
+      memory_limit_bytes=int(fields.memory_limit_gib * _GIB),
+      retries=fields.retries,
+    ),
+    limits=play_lib.Limits(
+      turns=fields.max_turns,
+      turn_tokens=config.sampler.max_tokens,
+      episode_tokens=fields.episode_tokens or context,
+      context_tokens=context,
+      prompt_tokens=max(config.data.prompt_buckets),
+      result_tokens=fields.result_tokens,
+    ),
+    alike=fields.seed == 'group',
+    failed_share=fields.failed_share,
+  )
+
+
+def _call_format(
+  name: str, tokenizer: Tokenizer, has_tools: bool
+) -> formats.Format:
+  """How the model writes calls.
+
+  Raises:
+    ValueError: The template does not say, or there is no such format.
+  """
+  if name != 'auto':
+    return formats.find(name)
+  template = tokenizer.chat_template
+  found = formats.guess(template.source if template else '')
+  if not found and has_tools:
+    raise ValueError(
+      'The chat template writes calls of tools in a format that is not known '
+      'here; give config.environment.call_format, one of '
+      f"{', '.join(formats.NAMES)}, or 'module:function' of your own."
+    )
+  return formats.find(found or 'json_block')
+
+
+def widths(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """The widths of what an engine reads before a turn, and of a turn, tokens.
+
+  A turn reads all that came before it; each width is twice the one before.
+
+  Args:
+    config: With widths.
+  """
+  prompts, fields = config.data.prompt_buckets, config.environment
+  if not fields.name:
+    return prompts, config.data.completion_buckets
+  most = fields.context_tokens or max(config.data.completion_buckets)
+  found, width = [], min(_FIRST_TOKENS, most)
+  while width < most:
+    found.append(width)
+    width *= 2
+  return (*found, most), (config.sampler.max_tokens,)
+
+
+@contextlib.contextmanager
+def player(spec: EnvironmentSpec | None) -> Iterator[sessions.Player | None]:
+  """What plays episodes; None without an environment. Ends with the context."""
+  if spec is None:
+    yield None
+    return
+  with sessions.Player({'': spec.played}, spec.options) as made:
+    yield made
+
+
+def check_failures(
+  spec: EnvironmentSpec, played: Sequence[Sequence[play_lib.Played]]
+) -> None:
+  """Raises a ValueError if too many episodes of a rollout have failed."""
+  every = [one for group in played for one in group]
+  reasons = [one.failure for one in every if one.failure]
+  if len(reasons) > spec.failed_share * len(every):
+    most = max(set(reasons), key=reasons.count)
+    raise ValueError(
+      f'{len(reasons)} of {len(every)} episodes have failed, most often because '
+      f'the environment {most}; mend it and start again, which goes on from the '
+      'newest checkpoint, or raise config.environment.failed_share.'
+    )
+
+
+def play(
+  spec: EnvironmentSpec,
+  player: sessions.Player,
+  engine: engines.Engine,
+  tokenizer: Tokenizer,
+  sampling: engines.Sampling,
+  records: Sequence[Mapping[str, Any]],
+  index: Sequence[int],
+  **asked: Any,
+) -> tuple[list[list[int]], list[list[play_lib.Played]]]:
+  """Plays episodes of records; see `play.play` for all arguments.
+
+  Raises:
+    ValueError: Too many have failed.
+  """
+  prompts, played = play_lib.play(
+    records,
+    index,
+    engine,
+    tokenizer,
+    player,
+    spec.call_format,
+    sampling,
+    spec.limits,
+    alike=spec.alike,
+    **asked,
+  )
+  check_failures(spec, played)
+  return prompts, played
