@@ -1,0 +1,170 @@
+"""The environment of a run: every field of its config, and what is refused."""
+
+import dataclasses
+import types
+
+import pytest
+
+from grpo_jax import config as config_lib
+from grpo_jax import engines
+from grpo_jax.environments import formats
+from grpo_jax.episodes import play
+from grpo_jax.episodes.types import Episode
+from grpo_jax.run.build import environment as build_environment
+from tests.data import continuation_test
+from tests.data import trap_templates
+
+pytestmark = pytest.mark.quick
+
+TOKENIZER = continuation_test._tokenizer(trap_templates.ALL['separator'].source)
+SINGLE = 'tests.run.build.environment_test:single'
+GIVEN = {
+  'name': SINGLE,
+  'kwargs': {'text': 'a'},
+  'call_format': 'xml',
+  'seed': 'episode',
+  'max_turns': 3,
+  'episode_tokens': 21,
+  'context_tokens': 61,
+  'result_tokens': 7,
+  'where': 'here',
+  'processes': 3,
+  'sessions': 5,
+  'tool_secs': 1.5,
+  'episode_secs': 2.5,
+  'memory_limit_gib': 0.5,
+  'retries': 2,
+  'failed_share': 0.25,
+}
+READ = {
+  'name': lambda spec: spec.played[0],
+  'kwargs': lambda spec: spec.played[1],
+  'call_format': lambda spec: spec.call_format.name,
+  'seed': lambda spec: 'group' if spec.alike else 'episode',
+  'max_turns': lambda spec: spec.limits.turns,
+  'episode_tokens': lambda spec: spec.limits.episode_tokens,
+  'context_tokens': lambda spec: spec.limits.context_tokens,
+  'result_tokens': lambda spec: spec.limits.result_tokens,
+  'where': lambda spec: spec.options.where,
+  'processes': lambda spec: spec.options.processes,
+  'sessions': lambda spec: spec.options.sessions,
+  'tool_secs': lambda spec: spec.options.tool_secs,
+  'episode_secs': lambda spec: spec.options.episode_secs,
+  'memory_limit_gib': lambda spec: spec.options.memory_limit_bytes / 2**30,
+  'retries': lambda spec: spec.options.retries,
+  'failed_share': lambda spec: spec.failed_share,
+}
+
+
+async def single(policy, example, text='b'):
+  return float((await policy.say(text)).text == example['answer'])
+
+
+def made(**environment):
+  data = config_lib.Data(
+    chat=True, prompt_buckets=(16, 24), completion_buckets=(32, 64)
+  )
+  return config_lib.Config(
+    data=data, environment=config_lib.Environment(**environment)
+  )
+
+
+def spec_of(config, own=None):
+  return build_environment.environment_spec(config, TOKENIZER, own)
+
+
+def test_every_field_is_read():
+  names = {x.name for x in dataclasses.fields(config_lib.Environment)}
+  assert names == GIVEN.keys() == READ.keys()
+  given, usual = spec_of(made(**GIVEN)), spec_of(made(name=SINGLE))
+  for name, read in READ.items():
+    assert read(given) == GIVEN[name]
+    assert name == 'name' or read(usual) != GIVEN[name], name
+
+
+def test_what_a_config_is_silent_about_follows_from_widths():
+  limits = spec_of(made(name=SINGLE)).limits
+  assert limits.context_tokens == limits.episode_tokens == 64
+  assert (limits.prompt_tokens, limits.turn_tokens) == (24, 5)
+  # The template writes no calls.
+  assert spec_of(made(name=SINGLE)).call_format.name in formats.NAMES
+
+
+def test_an_object_is_played_here():
+  spec = spec_of(made(name='<environment single given in Python>'), single)
+  assert spec.played[0] is single and spec.options.where == 'here'
+
+
+def test_without_a_name_there_is_none():
+  config = made()
+  assert spec_of(config) is None
+  assert build_environment.widths(config) == ((16, 24), (32, 64))
+  with build_environment.player(None) as player:
+    assert player is None
+
+
+def test_an_engine_reads_all_that_came_before():
+  config = made(name=SINGLE)
+  assert build_environment.widths(config) == ((64,), (5,))
+  wide = dataclasses.replace(config.data, completion_buckets=(1000,))
+  config = dataclasses.replace(config, data=wide)
+  assert build_environment.widths(config)[0] == (256, 512, 1000)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (
+      {'rewards': (config_lib.Reward('environment'),)},
+      'without environment.name',
+    ),
+    (
+      {'environment': config_lib.Environment(name=SINGLE)},
+      'with data.chat=False',
+    ),
+  ],
+)
+def test_what_cannot_be_together_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    config_lib.Config(**changes)
+
+
+def test_an_episode_is_no_longer_than_what_holds_it():
+  with pytest.raises(ValueError, match='context_tokens=65 above the largest'):
+    made(name=SINGLE, context_tokens=65)
+
+
+@pytest.mark.parametrize(
+  'group, field, value',
+  [
+    ('sampler', 'stop_strings', ('x',)),
+    ('sampler', 'ahead', 1),
+    ('data', 'completion_prefix', 'x'),
+  ],
+)
+def test_what_episodes_cannot_do_is_refused(group, field, value):
+  config = made(name=SINGLE)
+  changed = dataclasses.replace(getattr(config, group), **{field: value})
+  with pytest.raises(ValueError, match=f'{group}.{field}=.*cannot be together'):
+    dataclasses.replace(config, **{group: changed})
+
+
+def test_an_environment_that_is_not_there_is_refused():
+  with pytest.raises(ValueError, match='no.such.module'):
+    spec_of(made(name='no.such.module:Thing'))
+
+
+@pytest.mark.parametrize('failed, ends', [(2, False), (3, True)])
+def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
+  spec = types.SimpleNamespace(failed_share=0.5)
+  nothing: list = [None] * len(Episode._fields)
+  episode = Episode(*nothing)._replace(finish=engines.ENDED)
+  played = [
+    [play.Played(episode, None, 'raised X' * (n < failed), '', {})]
+    for n in range(4)
+  ]
+  if not ends:
+    build_environment.check_failures(spec, played)
+    return
+  with pytest.raises(ValueError, match='3 of 4 episodes have failed.*raised X'):
+    build_environment.check_failures(spec, played)
