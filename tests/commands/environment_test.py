@@ -1,0 +1,143 @@
+"""`grpo-jax environment`: what it finds, what it prints, what it refuses."""
+
+import json
+
+import pytest
+
+from grpo_jax.commands import environment
+from grpo_jax.environments import schemas
+from grpo_jax.environments import survey as survey_lib
+from grpo_jax.environments.events import Say
+from grpo_jax.environments.random_policy import RandomPolicy
+from tests import cli
+
+MODULE = 'tests.commands.environments_to_survey:'
+
+
+def found(name, **ways):
+  """As the command finds it, but in this process, which is faster."""
+  ways = survey_lib.Ways(where='here', **ways)
+  report = survey_lib.survey(f'{MODULE}{name}', {}, ways)
+  return environment.to_json(report, environment.reading(report, None))
+
+
+def test_a_person_reads_what_an_environment_is_like():
+  done = cli.call('environment', f'{MODULE}Countdown', '--episodes=3')
+  assert done.returncode == 0 and done.stderr == '', done.stderr
+  lines = [' '.join(line.split()) for line in done.stdout.splitlines()]
+  assert lines[0] == f'{MODULE}Countdown, 3 episodes of a random policy'
+  # It says what is in quotes, so it counts down.
+  assert 'turns of an episode 3 3 3 3' in lines
+  assert 'reward of a turn 1 1 1 1' in lines
+  assert 'reward of an episode 3 3 3 3' in lines
+  assert '3 of 3 by itself' in lines
+  assert 'same seed, same start: yes, 3 times' in lines
+  assert 'same seed, same episode: yes' in lines
+  assert 'same alone and beside others: yes, 3 at once' in lines
+  assert '| user: Count down from 3, with "3" first.' in lines
+  assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_what_is_no_function_of_the_seed_is_told():
+  report = found('Unseeded', episodes=2, max_turns=2)
+  assert report['repeated'] == 2 and report['starts'] == 2
+  assert [one['turn'] for one in report['differ_alone']] == [0, 0]
+  assert report['ended'] == [{'how': 'turns', 'seeds': [0, 1]}]
+  assert report['numbers']['turns of an episode']['most'] == 2
+
+
+def test_instances_that_share_something_are_told():
+  report = found('Shares', episodes=2)
+  assert report['differ_alone'] == []
+  assert report['beside'] == 2 and report['differ_beside']
+  one = report['differ_beside'][0]
+  assert one['turn'] >= 1 and one['first'] != one['other']
+
+
+def test_tools_are_called_with_what_fits_and_episodes_that_fail_are_counted():
+  report = found('Shop', episodes=2, seed=5)
+  assert report['tool_calls'] >= 2 and report['tool_errors'] == 0
+  assert [tool['function']['name'] for tool in report['tools']] == ['buy']
+  assert report['starts'] == 2  # the seeds are 5 and 6
+  report = found('FailsAtOddSeeds', episodes=4, max_turns=1)
+  failed = {'how': "failed: raised KeyError: 'gold'", 'seeds': [1, 3]}
+  assert failed in report['ended'] and report['beside'] == 2
+
+
+@pytest.mark.parametrize(
+  'given, words',
+  [
+    (['Raises'], "3 of 3: raised KeyError: 'gold'; correct"),
+    (['Sleeps', '--episodes=1', '--episode_secs=.2'], 'time limit: more than'),
+    pytest.param(
+      ['Hangs', '--episodes=1', '--episode_secs=.2'],
+      'time limit: more than',
+      marks=pytest.mark.long,
+    ),
+    (['Nothing'], 'Nothing'),
+    (['Countdown', '--kwargs={"end": 1}'], "unexpected keyword argument 'end'"),
+    (['Countdown', '--kwargs=[1]'], '--kwargs=[1] is no JSON object'),
+    (['Countdown', '--episodes=0'], '--episodes=0; give 1 or more'),
+    (['Countdown', '--replies=nowhere.txt'], 'nowhere.txt cannot be used'),
+    (['Countdown', '--turns=3'], '--turns, which it does not read'),
+  ],
+)
+def test_what_cannot_be_played_is_refused_in_a_sentence(given, words):
+  name, *flags = given
+  cli.assert_refused(cli.call('environment', f'{MODULE}{name}', *flags), words)
+
+
+def test_the_policy_depends_on_its_seed_and_on_what_it_read():
+  say = Say(0, 0, ({'role': 'user', 'content': "'[a]' or '[b]'"},), (), None)
+  said = [RandomPolicy(seed).answer(say).text for seed in range(20)]
+  assert said == [RandomPolicy(seed).answer(say).text for seed in range(20)]
+  assert {*said} == {'[a]', '[b]'}
+  assert RandomPolicy(0, ['x']).answer(say).text == 'x'
+  plain = say._replace(messages=({'role': 'user', 'content': "don't"},))
+  assert RandomPolicy(0).answer(plain).text == 'ok'
+
+
+def test_drawn_arguments_fit_their_schema():
+  parameters = {
+    'type': 'object',
+    'properties': {
+      'whole': {'type': 'integer', 'minimum': 3, 'exclusiveMaximum': 5},
+      'part': {'type': ['number', 'null']},
+      'kind': {'enum': ['a', 'b']},
+      'several': {'type': 'array', 'items': {'$ref': '#/$defs/one'}},
+      'either': {'anyOf': [{'type': 'boolean'}, {'type': 'string'}]},
+      'free': {},
+    },
+    'required': ['whole', 'several'],
+    '$defs': {'one': {'type': 'object', 'properties': {'x': {'const': 1}}}},
+  }
+  tool = {
+    'type': 'function',
+    'function': {'name': 'f', 'parameters': parameters},
+  }
+  seen = set()
+  for seed in range(100):
+    say = Say(0, 0, ({'role': 'user', 'content': 'go'},), (tool,), None)
+    (call,) = RandomPolicy(seed).answer(say).calls
+    fitted, problem = schemas.fit(call.arguments, parameters, 'f')
+    assert not problem and fitted == json.loads(call.raw)
+    assert call.arguments['whole'] in (3, 4)
+    assert all(one in ({}, {'x': 1}) for one in call.arguments['several'])
+    seen |= {*call.arguments}
+  assert seen == {*parameters['properties']}
+
+
+def test_a_difference_is_that_of_messages_or_of_the_end():
+  turn = survey_lib.Turn(0, ({'role': 'user', 'content': 'a'},), 0.1)
+  one = survey_lib.Played(4, (turn, turn), reward=1.0)
+  assert survey_lib.difference(one, one) is None
+  slower = one._replace(turns=(turn, turn._replace(secs=9.0)))
+  assert survey_lib.difference(one, slower) is None
+  other = turn._replace(messages=({'role': 'tool', 'content': 'a'},))
+  found = survey_lib.difference(one, one._replace(turns=(turn, other)))
+  assert found is not None and (found.seed, found.turn) == (4, 1)
+  assert found.first != found.other
+  found = survey_lib.difference(one, one._replace(reward=0.5))
+  assert found == (4, 2, 'reward 1', 'reward 0.5')
+  found = survey_lib.difference(one, one._replace(turns=(turn,)))
+  assert found == (4, 1, 'a', 'its end (reward 1)')
