@@ -25,6 +25,7 @@ _BEAT_SECS = 10.0  # between two such lines
 _MOST_TEXT = 1000  # characters that are shown of what a model reads first
 _MOST_SHORT = 120  # of what differs
 _MOST_SEEDS = 5  # that are named
+_MOST_ERRORS = 3  # of tools, that are shown
 
 
 def run(arguments: Arguments) -> None:
@@ -38,7 +39,7 @@ def run(arguments: Arguments) -> None:
   for name in ('episodes', 'max_turns', 'episode_secs'):
     if not getattr(arguments, name) > 0:
       raise ValueError(f'--{name}={getattr(arguments, name)}; give 1 or more.')
-  tokenizer = _tokenizer(arguments)
+  tokenizer = read_tokenizer(arguments.tokenizer)
   ways = Ways(
     arguments.episodes,
     arguments.seed,
@@ -105,11 +106,11 @@ def _examples(arguments: Arguments) -> tuple[dict[str, Any], ...]:
   return tuple(dict(sources[0][place]) for place in range(number))
 
 
-def _tokenizer(arguments: Arguments) -> data.Tokenizer | None:
+def read_tokenizer(name: str | None) -> data.Tokenizer | None:
   """The tokenizer that was named, with its chat template if it has one."""
-  if not arguments.tokenizer:
+  if not name:
     return None
-  found = data.tokenizer_from(arguments.tokenizer)
+  found = data.tokenizer_from(name)
   if found.chat_template is None:
     return found
   return found.with_format(data.PromptFormat(chat=True)).with_turn_end()
@@ -131,10 +132,11 @@ def _hopeless(found: Survey) -> str:
   reasons = Counter(one.failure for one in found.alone)
   reason, number = reasons.most_common(1)[0]
   often = '' if len(reasons) == 1 else f', {number} times'
+  said = reason.rstrip('.')
   return (
     f'Every episode of {found.name} has failed, {len(found.alone)} of '
-    f'{len(found.alone)}{often}: {reason}; correct the environment, or what it '
-    'is given (--kwargs, --example, --config, --episode_secs).'
+    f'{len(found.alone)}{often}: {said}; correct the '
+    'environment, or what it is given (--kwargs, --example, --config, --episode_secs).'
   )
 
 
@@ -247,7 +249,10 @@ def parts(
   """The report for a person: texts and tables of rich."""
   from rich import text
 
-  title = f'{found.name}, {len(found.alone)} episodes of a random policy'
+  number = len(found.alone)
+  title = (
+    f'{found.name}, {number} episode{"s" * (number > 1)} of a random policy'
+  )
   sections = {
     'How they have ended': [*_ended(found)],
     'Whether it can be repeated': [*_repeated(found)],
@@ -286,10 +291,27 @@ def _ended(found: Survey) -> Iterator[str]:
     named = ', '.join(map(str, seeds[:_MOST_SEEDS]))
     more = ', ...' if len(seeds) > _MOST_SEEDS else ''
     which = '' if how == 'by itself' else f' (seeds {named}{more})'
+    how = 'ended by themselves' if how == 'by itself' else how
     yield f'{len(seeds)} of {len(found.alone)} {how}{which}'
   if calls := sum(one.tool_calls for one in found.alone):
     errors = sum(one.tool_errors for one in found.alone)
     yield f'{calls} calls of tools, {errors} of which went wrong'
+  for line, number in _errors(found):
+    yield f'  {number} times: {line}'
+
+
+def _errors(found: Survey) -> list[tuple[str, int]]:
+  """The lines that a policy most often reads in the place of a result."""
+  lines = Counter(
+    said[:_MOST_SHORT]
+    for one in found.succeeded
+    for turn in one.turns
+    for message in turn.messages
+    if message['role'] == 'tool'
+    for said in random_policy.texts([message])
+    if said.startswith('Error:')
+  )
+  return lines.most_common(_MOST_ERRORS)
 
 
 def _repeated(found: Survey) -> Iterator[str]:
@@ -357,7 +379,7 @@ def _first(
   elif read['problem']:
     yield f'The template cannot be used: {read["problem"]}'
   else:
-    yield 'The template can go on behind a turn that was sampled.'
+    yield 'The template can go on behind a turn.'
 
 
 def _lines(text: str, columns: int) -> Iterator[str]:

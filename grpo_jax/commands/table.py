@@ -319,8 +319,6 @@ FLAGS = {
   'tokenizer': Flag(
     'Count tokens, and show what this chat template makes of the messages: a '
     'folder, a .gguf file or package:NAME.',
-    str,
-    '',
   ),
   'run': Flag(
     'Workdir of another run. The flag may be repeated.', REPEATED, ()

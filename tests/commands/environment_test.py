@@ -9,7 +9,9 @@ from grpo_jax.environments import schemas
 from grpo_jax.environments import survey as survey_lib
 from grpo_jax.environments.events import Say
 from grpo_jax.environments.random_policy import RandomPolicy
+from tests import chat_templates
 from tests import cli
+from tests import hf_folder
 
 MODULE = 'tests.commands.environments_to_survey:'
 
@@ -30,7 +32,7 @@ def test_a_person_reads_what_an_environment_is_like():
   assert 'turns of an episode 3 3 3 3' in lines
   assert 'reward of a turn 1 1 1 1' in lines
   assert 'reward of an episode 3 3 3 3' in lines
-  assert '3 of 3 by itself' in lines
+  assert '3 of 3 ended by themselves' in lines
   assert 'same seed, same start: yes, 3 times' in lines
   assert 'same seed, same episode: yes' in lines
   assert 'same alone and beside others: yes, 3 at once' in lines
@@ -141,3 +143,40 @@ def test_a_difference_is_that_of_messages_or_of_the_end():
   assert found == (4, 2, 'reward 1', 'reward 0.5')
   found = survey_lib.difference(one, one._replace(turns=(turn,)))
   assert found == (4, 1, 'a', 'its end (reward 1)')
+
+
+def test_replies_and_records_and_a_tokenizer_come_from_files(tmp_path):
+  (tmp_path / 'replies.txt').write_text('9\n\n')
+  done = cli.call(
+    *('environment', f'{MODULE}Countdown', '--episodes=2', cli.CONFIG),
+    *(f'--replies={tmp_path}/replies.txt', '--kwargs={"start": 9}'),
+    '--tokenizer=arithmetic',
+  )
+  assert done.returncode == 0, done.stderr
+  lines = [' '.join(line.split()) for line in done.stdout.splitlines()]
+  assert 'turns of an episode 2 2 2 2' in lines  # the second 9 is wrong
+  assert 'reward of an episode 0 0 0 0' in lines
+  assert 'tokens of an observation none' in lines  # it has digits alone
+  assert any('has no chat template' in line for line in lines)
+
+
+@pytest.mark.parametrize('with_tools', [False, True])
+def test_the_chat_template_is_tried(with_tools, tmp_path):
+  hf_folder.write_tokenizer(tmp_path, chat_templates.SMOLLM2)
+  turn = survey_lib.Turn(0, ({'role': 'user', 'content': 'Go on.'},), 0.1)
+  tool = {'name': 'look', 'description': '', 'parameters': {'type': 'object'}}
+  tools = ({'type': 'function', 'function': tool},) * with_tools
+  report = survey_lib.Survey(
+    'x', tools, (survey_lib.Played(0, (turn,)),), (), ()
+  )
+  tokenizer = environment.read_tokenizer(str(tmp_path))
+  read = environment.reading(report, tokenizer)
+  parts = environment.parts(report, read, tokenizer, 80)
+  if not with_tools:
+    assert '  | <|im_start|>user' in parts and read['problem'] == ''
+    assert f'{len(read["ids"])} tokens, by the chat template' in f'{parts}'
+    assert parts.count('The template can go on behind a turn.') == 1
+  else:
+    assert 'reads no tools' in read['problem']
+    assert '  | user: Go on.' in parts
+    assert any('cannot be used' in str(part) for part in parts)
