@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence
 import json
+import os
 import statistics
 import sys
 import textwrap
@@ -136,7 +137,8 @@ def _hopeless(found: Survey) -> str:
   return (
     f'Every episode of {found.name} has failed, {len(found.alone)} of '
     f'{len(found.alone)}{often}: {said}; correct the '
-    'environment, or what it is given (--kwargs, --example, --config, --episode_secs).'
+    'environment, or what it is given (--kwargs, --example, --config, '
+    '--episode_secs).'
   )
 
 
@@ -282,7 +284,7 @@ def _number(value: float) -> str:
   >>> _number(0.12345), _number(12), _number(1234.5)
   ('0.123', '12', '1,234')
   """
-  return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3g}'
+  return f'{value:,.0f}' if 1000 <= abs(value) < 1e6 else f'{value:.3g}'
 
 
 def _ended(found: Survey) -> Iterator[str]:
@@ -290,14 +292,18 @@ def _ended(found: Survey) -> Iterator[str]:
     how = 'ended by --max_turns' if how == 'turns' else how
     named = ', '.join(map(str, seeds[:_MOST_SEEDS]))
     more = ', ...' if len(seeds) > _MOST_SEEDS else ''
-    which = '' if how == 'by itself' else f' (seeds {named}{more})'
+    which = (
+      ''
+      if how == 'by itself'
+      else f' (seed{"s" * (len(seeds) > 1)} {named}{more})'
+    )
     how = 'ended by themselves' if how == 'by itself' else how
     yield f'{len(seeds)} of {len(found.alone)} {how}{which}'
   if calls := sum(one.tool_calls for one in found.alone):
     errors = sum(one.tool_errors for one in found.alone)
     yield f'{calls} calls of tools, {errors} of which went wrong'
   for line, number in _errors(found):
-    yield f'  {number} times: {line}'
+    yield f'  {number} of them: {line}'
 
 
 def _errors(found: Survey) -> list[tuple[str, int]]:
@@ -347,11 +353,15 @@ def _repeated(found: Survey) -> Iterator[str]:
 
 
 def _told(one: survey_lib.Difference, first: str, other: str) -> Iterator[str]:
+  """Where two plays differ, with the texts around it."""
   yield f'  seed {one.seed}, turn {one.turn + 1}'
+  same = len(os.path.commonprefix([one.first, one.other]))
+  start = max(0, same - _MOST_SHORT // 2)
   for name, said in ((first, one.first), (other, one.other)):
-    said = repr(said)
-    more = '...' if len(said) > _MOST_SHORT else ''
-    yield f'    {name}: {said[:_MOST_SHORT]}{more}'
+    shown = repr(said[start : start + _MOST_SHORT])
+    before = '...' if start else ''
+    behind = '...' if len(said) > start + _MOST_SHORT else ''
+    yield f'    {name}: {before}{shown}{behind}'
 
 
 def _first(

@@ -217,7 +217,7 @@ def play(
     for event in asks:
       if isinstance(event, events.Failed):
         player.begin(live[event.episode].begin)
-      else:
+      elif isinstance(event, events.Say):
         live[event.episode].go_on(player, event)
   return [live[place].played for place in range(len(numbers))]
 

@@ -121,6 +121,7 @@ def test_drawn_arguments_fit_their_schema():
   for seed in range(100):
     say = Say(0, 0, ({'role': 'user', 'content': 'go'},), (tool,), None)
     (call,) = RandomPolicy(seed).answer(say).calls
+    assert call.arguments is not None
     fitted, problem = schemas.fit(call.arguments, parameters, 'f')
     assert not problem and fitted == json.loads(call.raw)
     assert call.arguments['whole'] in (3, 4)
@@ -180,3 +181,18 @@ def test_the_chat_template_is_tried(with_tools, tmp_path):
     assert 'reads no tools' in read['problem']
     assert '  | user: Go on.' in parts
     assert any('cannot be used' in str(part) for part in parts)
+
+
+def test_what_is_told_is_what_differs_and_what_goes_wrong():
+  ways = survey_lib.Ways(episodes=3, where='here')
+  report = survey_lib.survey(f'{MODULE}Broken', {}, ways)
+  parts = environment.parts(report, environment.reading(report, None), None, 80)
+  lines = [part for part in parts if isinstance(part, str)]
+  (first,) = [line for line in lines if 'at first: ' in line]
+  (then,) = [line for line in lines if '    then: ' in line]
+  assert "...'aaaa" in first and '0.' in first and len(first) < 150
+  assert first.partition(': ')[2] != then.partition(': ')[2]
+  calls = sum(one.tool_calls for one in report.alone)
+  assert f'{calls} calls of tools, {calls} of which went wrong' in lines
+  (wrong,) = [line for line in lines if ' of them: Error: ' in line]
+  assert wrong.startswith(f'  {calls} of them') and 'gold' in wrong

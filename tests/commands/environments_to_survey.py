@@ -90,3 +90,15 @@ class Hangs(Endless):
 class Sleeps(Endless):
   async def reset(self, example, seed):
     await asyncio.sleep(1e6)
+
+
+class Broken:
+  """Its tool goes wrong, with a long text before what differs."""
+
+  def reset(self, example, seed):
+    return 'a' * 500 + f'{random.SystemRandom().random()}'
+
+  @tool
+  def look(self) -> str:
+    """Looks."""
+    raise KeyError('gold')
