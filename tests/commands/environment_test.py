@@ -97,6 +97,9 @@ def test_the_policy_depends_on_its_seed_and_on_what_it_read():
   assert RandomPolicy(0, ['x']).answer(say).text == 'x'
   plain = say._replace(messages=({'role': 'user', 'content': "don't"},))
   assert RandomPolicy(0).answer(plain).text == 'ok'
+  policy = RandomPolicy(0)
+  policy.answer(say)  # what was offered there holds in later turns
+  assert policy.answer(plain).text in ('[a]', '[b]')
 
 
 def test_drawn_arguments_fit_their_schema():
