@@ -4,6 +4,7 @@ The engine's log-probabilities are those of the learner, turn by turn, and few
 programs are compiled for many turns.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -54,7 +55,7 @@ def environment(turns, forks):
 
 def engine():
   made = engines.LocalEngine(
-    MODEL, prompt_buckets=(64, 512), completion_buckets=(16,)
+    MODEL, prompt_buckets=(64, 256), completion_buckets=(16,)
   )
   made.load(PARAMS, version=3)
   return made
@@ -72,7 +73,7 @@ def play(drawing, turns, forks=0, rollout=0):
       player,
       formats.find('hermes'),
       SAMPLING,
-      play_lib.Limits(30, 16, 400, 512),
+      play_lib.Limits(30, 16, 400, 256),
       GROUP,
       seed=1,
       rollout=rollout,
@@ -98,22 +99,16 @@ def drawn(forks):
   return found
 
 
-@pytest.mark.parametrize(
-  'kind, forks',
-  [
-    ('shared', 1),
-    pytest.param('packed', 0, marks=pytest.mark.long),
-    pytest.param('packed', 1, marks=pytest.mark.long),
-    pytest.param('padded', 0, marks=pytest.mark.long),
-    pytest.param('padded', 1, marks=pytest.mark.long),
-    pytest.param('shared', 0, marks=pytest.mark.long),
-  ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize('forks', [0, 1])
+@pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
 def test_the_learner_finds_what_the_engine_said_turn_by_turn(kind, forks):
   rollout = drawn(forks)
   assert (rollout.previous is not None) == bool(forks)
   learner = make_learner(METHODS['grpo'](), num_layers=1, vocab_size=SIZE)
-  rows = spec(kind, 8, pack_tokens=1024)
+  rows = dataclasses.replace(
+    spec(kind, 8, pack_tokens=1024), prompt_buckets=(64,)
+  )
   made = make_updater(learner, PARAMS, rows)
   with jax.default_matmul_precision('highest'):
     found = np.asarray(score(made, PARAMS, rollout).logp)
@@ -127,11 +122,12 @@ def test_the_learner_finds_what_the_engine_said_turn_by_turn(kind, forks):
     )
 
 
-@pytest.mark.parametrize('method', sorted(METHODS))
+@pytest.mark.parametrize('method', ['grpo', 'entropy'])
 def test_what_nobody_chose_has_no_slope(method):
   rollout = drawn(1)
   method = METHODS[method]()
   batch = jax.tree.map(jnp.asarray, rollout.batch)
+  batch = batch._replace(logp_ref=batch.logp_sampler - 0.2)
   credited, state = losses.credit(method, batch, method.init())
   ready = losses.prepare(method, credited, state)
   entropy = jnp.ones(batch.mask.shape)
@@ -145,6 +141,7 @@ def test_what_nobody_chose_has_no_slope(method):
   assert np.asarray(slopes[0])[rollout.batch.mask].any()
 
 
+@pytest.mark.long
 def test_eight_turns_need_few_programs():
   drawing = engine()
   counts = []
@@ -158,4 +155,4 @@ def test_eight_turns_need_few_programs():
   # Each width of prompts, for first turns that are one request of a group and
   # for later ones; the second rollout finds all of them.
   assert counts[1] == 0, names
-  assert counts[0] <= 12
+  assert 0 < counts[0] <= 12

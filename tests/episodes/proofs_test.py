@@ -117,6 +117,7 @@ def turns_of(prompt, episode):
   previous = episode.previous
   if previous is None:
     previous = np.arange(-1, len(episode.ids) - 1)
+  assert episode.turn is not None
   for number in range(int(episode.turn.max()) + 1):
     places = np.flatnonzero(episode.chosen & (episode.turn == number))
     assert (previous[places[1:]] == places[:-1]).all()
@@ -192,8 +193,11 @@ def test_random_delays_change_no_bit():
   tokenizer, end, trap, tools = trap_of('results_as_user')
   found = []
   for seed in (None, 1, 2):
-    draw = random.Random(seed)
-    delay = (lambda: None) if seed is None else lambda: draw.random() / 100
+    delays = random.Random(seed)
+
+    def delay(draw=delays, is_slow=seed is not None):
+      return draw.random() / 100 if is_slow else None
+
     made = scripted(trap, tools, delay)
     found.append(play(tokenizer, end, made, range(4), NO_LIMITS))
   for engine, prompts, episodes in found[1:]:
@@ -245,3 +249,18 @@ def test_a_turn_that_a_stop_string_ended_is_closed(name, finish):
   closing = '\n</think>\n\n' + trap.end if name == 'opener' else trap.end
   new = [{'role': 'user', 'content': 'b'}]
   assert read == ('' if ended else closing) + trap.between(new)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+  'path', continuation_test._others() or [None], ids=lambda p: p and p.stem
+)
+def test_the_same_with_the_templates_of_trl(path):
+  if path is None:
+    pytest.skip('trl is not installed; its wheel has the templates')
+  tokenizer = continuation_test._other(path)
+  if tokenizer is None:
+    pytest.skip('the template takes no texts')
+  trap = trap_templates.SEPARATOR  # random messages without results of tools
+  end = tokenizer.turn_end_ids()[0]
+  check(tokenizer, end, trap, (), range(20))
