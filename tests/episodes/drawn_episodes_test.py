@@ -113,6 +113,7 @@ def test_the_learner_finds_what_the_engine_said_turn_by_turn(kind, forks):
   with jax.default_matmul_precision('highest'):
     found = np.asarray(score(made, PARAMS, rollout).logp)
   mask, turn = rollout.batch.mask, rollout.batch.extras['turn']
+  assert rollout.batch.logp_sampler is not None
   assert turn.max() == (4 if forks else 2)
   for number in range(turn.max() + 1):
     some = mask & (turn == number)

@@ -157,6 +157,7 @@ def check(tokenizer, end, trap, tools, scripts):
     index=np.arange(len(scripts)),
   ).batch
   assert batch.mask.sum() == drawn
+  assert batch.logp_sampler is not None
   assert (batch.logp_sampler[batch.mask] == -0.75).all()
   assert not batch.logp_sampler[~batch.mask].any()
   assert set(batch.version[batch.mask].tolist()) == {3}
