@@ -16,14 +16,15 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 # What each folder, or module beside the folders, may import of ours. The order
 # is that of a rollout's way: nothing imports what stands above it.
 _RUN = {
-  'config', 'data', 'diagnostics', 'engines', 'episodes', 'hosts', 'learner',
-  'losses', 'mesh', 'models', 'monitor', 'optim', 'rewards', 'rollouts',
+  'config', 'data', 'diagnostics', 'engines', 'environments', 'episodes',
+  'hosts', 'learner', 'losses', 'mesh', 'models', 'monitor', 'optim', 'rewards',
+  'rollouts',
 }  # fmt: skip
 ALLOWED = {
   '__main__': {'commands'},
   '__init__': set(),  # it imports what is asked for, by its name
   'commands': {
-    'config', 'data', 'hosts', 'lab', 'planning', 'run',
+    'config', 'data', 'environments', 'hosts', 'lab', 'planning', 'run',
   },
   'lab': {
     'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',

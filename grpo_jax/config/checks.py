@@ -193,8 +193,8 @@ def checks(config: Any):
     memory = getattr(config, group).memory_limit_gib
     yield (
       memory >= _LEAST_GIB,
-      f'{group}.memory_limit_gib={memory}, in which Python does not start; give '
-      f'{_LEAST_GIB} or more',
+      f'{group}.memory_limit_gib={memory}, in which Python does not start; '
+      f'give {_LEAST_GIB} or more',
     )
   yield from _checks_of_environment(config)
   yield (
@@ -438,8 +438,8 @@ def _checks_of_environment(config: Any):
   if not fields.name:
     yield (
       'environment' not in rewards,
-      f'rewards[{rewards.index("environment") if "environment" in rewards else 0}]'
-      ".name='environment' without environment.name; name the environment",
+      "a reward with name='environment' without environment.name; name the "
+      'environment',
     )
     return
   yield (

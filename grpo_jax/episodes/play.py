@@ -178,21 +178,29 @@ class _Rounds:
     """The turns that wait, by episode; none once all episodes are over."""
     calls: list[_Call] = []
     while not calls and not all(one.is_over for one in self._live):
+      said: list[events.Say] = []
       for event in self._player.wait():
-        call = self._take(event)
+        if isinstance(event, events.Say):
+          said.append(event)
+          continue
+        self._take(event)
+        if isinstance(event, events.Done | events.Failed):
+          said = [one for one in said if one.episode != event.episode]
+      # By the tree: whom a limit meets is no matter of who came first.
+      for event in sorted(said, key=self._place):
+        waiting = sum(call.number == event.episode for call in calls)
+        call = self._said(self._live[event.episode], event, waiting)
         if call is not None:
           calls.append(call)
-    return sorted(calls, key=lambda x: (x.number, self._path(x)))
+    return calls
 
-  def _path(self, call: _Call) -> Path:
-    return self._live[call.number].contexts[call.context]
+  def _place(self, event: events.Say) -> tuple[int, Path]:
+    return event.episode, self._live[event.episode].contexts[event.context]
 
-  def _take(self, event: Any) -> _Call | None:
-    """Notes what has happened; a turn, if one is asked for and allowed."""
+  def _take(self, event: Any) -> None:
+    """Notes what has happened beside what was said."""
     one = self._live[event.episode]
     match event:
-      case events.Say():
-        return self._said(one, event)
       case events.Forked():
         path = one.transcript.fork(one.contexts[event.of])
         one.contexts[event.context] = path
@@ -209,10 +217,15 @@ class _Rounds:
         self._player.begin(one.begin)
       case events.Failed():
         one.is_over, one.failure = True, event.reason
-    return None
 
-  def _said(self, one: _Live, event: events.Say) -> _Call | None:
-    """Adds messages to a context; the turn behind them, if it is allowed."""
+  def _said(self, one: _Live, event: events.Say, waiting: int) -> _Call | None:
+    """Adds messages to a context; the turn behind them, if it is allowed.
+
+    Args:
+      one: The episode.
+      event: What is added.
+      waiting: How many other turns of the episode are in this round.
+    """
     path, transcript = one.contexts[event.context], one.transcript
     last = transcript.last(path)
     messages = [self._shortened(message) for message in event.messages]
@@ -220,11 +233,13 @@ class _Rounds:
       one.tools = one.tools or event.tools
       ids = self._tokenizer.begin_chat(messages, one.tools)
     else:
-      cut = last.sampled.finish == engines.TRUNCATED
-      ids = self._tokenizer.continue_chat(messages, one.tools, cut)
+      # A stop string ends a turn without an end token, as a limit does.
+      cut = last.sampled.finish != engines.ENDED
+      is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
+      ids = self._tokenizer.continue_chat(messages, one.tools, cut, is_open)
     limits, drawn = self._limits, transcript.drawn() + one.asked
     room = {
-      'turns': limits.turns - transcript.turns,
+      'turns': limits.turns - transcript.turns - waiting,
       'tokens': limits.episode_tokens - drawn,
       'context': limits.context_tokens
       - (transcript.size() + one.asked + len(ids)),
@@ -255,6 +270,8 @@ class _Rounds:
       self._special,
     )
     one.last_text = parsed.text
+    if one.ended:
+      return  # by another turn of this round
     if cut or not self._goes_on(one, sampled):
       one.ended = 'length' if cut else 'end'
       self._player.cancel(call.number, one.ended)

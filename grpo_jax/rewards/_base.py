@@ -306,8 +306,8 @@ def _place(name: str) -> str:
 # their modules import this one.
 _OWN = (
   'boxed_text', 'completion_length', 'environment', 'exact_match',
-  'format_tags', 'gsm8k', 'http_judge', 'json_schema', 'last_number', 'math_equivalence',
-  'multiple_choice', 'number', 'reasoning_gym', 'regular_expression',
+  'format_tags', 'gsm8k', 'http_judge', 'json_schema', 'last_number',
+  'math_equivalence', 'multiple_choice', 'number', 'reasoning_gym', 'regular_expression',
 )  # fmt: skip
 
 

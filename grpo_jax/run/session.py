@@ -105,10 +105,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
-    # Early, so that they import the judges while this process compiles.
-    pool = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
-    player = stack.enter_context(build_environment.player(run.environment))
-    run = dataclasses.replace(run, workers=pool, player=player)
+    run = _with_processes(run, stack)
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
@@ -212,6 +209,12 @@ def _joined(run: build.Run, start: Start) -> build.Run:
   joining.check_joined(peers)
   if peers.number == 1:
     return run
+  if run.environment is not None:
+    raise ValueError(
+      f'config.environment.name={run.config.environment.name!r} is played by '
+      f'one process alone, but this run has {peers.number}; start it on one '
+      'host.'
+    )
   peers.pass_on(start.stop)
   alike = {
     '--replay': start.replay is not None,
@@ -227,6 +230,14 @@ def _joined(run: build.Run, start: Start) -> build.Run:
   return dataclasses.replace(
     run, check=check, judging=judging.shared(peers, start.stop)
   )
+
+
+def _with_processes(run: build.Run, stack: contextlib.ExitStack) -> build.Run:
+  """The run with what judges and plays for it in processes of their own."""
+  # Early, so that they import the judges while this process compiles.
+  workers = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
+  player = stack.enter_context(build_environment.player(run.environment))
+  return dataclasses.replace(run, workers=workers, player=player)
 
 
 def _restored(

@@ -13,7 +13,10 @@ FREE = {
   'learner.micro_rows', 'learner.row_completions', 'learner.pack_tokens',
   'learner.nonfinite_rollouts', 'model.attention', 'model.beyond_context',
   'model.remat', 'model.unroll', 'sampler.max_rows', 'optim.offload',
-  'reference.offload',
+  'reference.offload', 'environment.where', 'environment.processes',
+  'environment.sessions', 'environment.tool_secs', 'environment.episode_secs',
+  'environment.memory_limit_gib', 'environment.retries',
+  'environment.failed_share',
 }  # fmt: skip
 FREE_GROUPS = (
   'mesh', 'checkpoint', 'export', 'log', 'workers', 'early_stop',

@@ -203,3 +203,49 @@ def test_forks_have_one_order_whatever_their_delays():
     chosen = one.episode.chosen
     found.append((one.episode.ids[chosen].tolist(), one.reward))
   assert found[0] == found[1]
+
+
+async def twice(policy, example, seed):
+  await policy.say('a')
+  await policy.say('b', max_tokens=4)
+
+
+def limits_asked(**changes):
+  """The limits of the calls of an episode, and how it ended."""
+  engine, _, ((one,),) = play(twice, records=RECORDS[:1], group=1, **changes)
+  return [request.limit for request in engine.requests], one.episode.ended
+
+
+def test_a_turn_may_be_as_long_as_what_is_left():
+  length = len(TOKENIZER.begin_chat('a'))
+  assert limits_asked() == ([12, 4], '')
+  assert limits_asked(episode_tokens=5) == ([5, 3], '')
+  assert limits_asked(context_tokens=length + 3) == ([3], 'context')
+  assert limits_asked(context_tokens=length) == ([], 'context')
+
+
+def test_whom_a_limit_meets_is_no_matter_of_who_came_first():
+  found = []
+  for order in ((0, 1), (1, 0)):
+
+    async def episode(policy, example, seed, order=order):
+      await policy.say('a')
+      forks = policy.fork(), policy.fork()
+      await asyncio.gather(*(forks[n].say(f'fork {n}') for n in order))
+
+    _, _, ((one,),) = play(episode, records=RECORDS[:1], group=1, turns=2)
+    assert one.episode.ended == 'turns' and not one.failure
+    found.append(TOKENIZER.decode_whole(one.episode.ids))
+  assert found[0] == found[1] and 'fork 0' in found[0]
+
+
+def test_what_a_fork_still_asks_when_its_episode_is_over_is_not_drawn():
+  async def episode(policy, example, seed):
+    await policy.say('a')
+    task = asyncio.create_task(policy.fork().say('b'))
+    await asyncio.sleep(0)
+    task.cancel()
+    return 1.0
+
+  engine, _, ((one,),) = play(episode, records=RECORDS[:1], group=1)
+  assert one.reward == 1 and len(engine.requests) == 1

@@ -150,3 +150,30 @@ def test_a_group_has_the_prompt_that_all_of_it_read():
     group.append(one)
   assert transcript_lib.common_ids(group) == [1, 2, 5]
   assert transcript_lib.common_ids(group[:1]) == [1, 2, 5, 6]
+
+
+def test_forks_are_counted_anew_behind_every_turn():
+  one = Transcript(KEY)
+  one.read((), [1])
+  one.add((), sampled([2]))
+  last = [one.last(())]
+  assert [one.fork(()), one.fork(())] == [(1, 1), (1, 2)]
+  one.add((), sampled([3]))
+  assert one.fork(()) == (2, 1)
+  last += [one.last(()), one.last((1, 1))]
+  assert [turn and turn.number for turn in last] == [0, 1, 0]
+
+
+def test_who_forks_first_changes_no_order():
+  found = []
+  for order in ((1, 2), (2, 1)):
+    one = Transcript(KEY)
+    one.read((), [1])
+    one.add((), sampled([2]))
+    paths = one.fork(()), one.fork(())
+    for n in order:
+      path = one.fork(paths[n - 1])
+      one.read(path, [n])
+      one.add(path, sampled([n + 10]))
+    found.append(transcript_lib.episode(one, 1, engines.ENDED).ids.tolist())
+  assert found[0] == found[1] == [2, 1, 11, 2, 12]

@@ -592,8 +592,8 @@ def with_widths(
   user's and has no more than 300.
 
   What an environment says is not known before. So prompts get 256 tokens there,
-  and whatever an episode reads beyond that belongs to the completion, which gets
-  four times `sampler.max_tokens`.
+  and whatever an episode reads beyond that belongs to the completion, which
+  gets four times `sampler.max_tokens`.
 
   Args:
     config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.

@@ -126,9 +126,9 @@ def check_failures(
   if len(reasons) > spec.failed_share * len(every):
     most = max(set(reasons), key=reasons.count)
     raise ValueError(
-      f'{len(reasons)} of {len(every)} episodes have failed, most often because '
-      f'the environment {most}; mend it and start again, which goes on from the '
-      'newest checkpoint, or raise config.environment.failed_share.'
+      f'{len(reasons)} of {len(every)} episodes have failed, most often because'
+      f' the environment {most}; mend it and start again, which goes on from'
+      ' the newest checkpoint, or raise config.environment.failed_share.'
     )
 
 
