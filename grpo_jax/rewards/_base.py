@@ -307,7 +307,8 @@ def _place(name: str) -> str:
 _OWN = (
   'boxed_text', 'completion_length', 'environment', 'exact_match',
   'format_tags', 'gsm8k', 'http_judge', 'json_schema', 'last_number',
-  'math_equivalence', 'multiple_choice', 'number', 'reasoning_gym', 'regular_expression',
+  'math_equivalence', 'multiple_choice', 'number', 'reasoning_gym',
+  'regular_expression',
 )  # fmt: skip
 
 
