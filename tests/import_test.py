@@ -23,7 +23,7 @@ ALLOWED = {
   '__main__': {'commands'},
   '__init__': set(),  # it imports what is asked for, by its name
   'commands': {
-    'config', 'data', 'hosts', 'lab', 'planning', 'run',
+    'config', 'data', 'environments', 'hosts', 'lab', 'planning', 'run',
   },
   'lab': {
     'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',

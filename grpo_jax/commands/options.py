@@ -25,6 +25,7 @@ EXAMPLES = """\
   grpo-jax convert runs/arithmetic models/arithmetic --dtype=bfloat16
   grpo-jax report runs/arithmetic --out=report.html
   grpo-jax audit dapo --plot
+  grpo-jax environment my_games:Countdown --episodes=50
   grpo-jax study brakes --config=configs/arithmetic.py --workdir=runs/brakes"""
 
 _HEAD = """\
@@ -162,9 +163,13 @@ def help_text(name: str, width: int) -> str:
     width: Columns.
   """
   if name not in table.COMMANDS:
-    rows = [f'  {name:8}{one.what}\n' for name, one in table.COMMANDS.items()]
+    listed = '\n'.join(
+      line
+      for command, one in table.COMMANDS.items()
+      for line in _row(command, one.what, 15, max(width, 44))
+    )
     return (
-      f'{_HEAD}{"".join(rows)}\nExamples:\n{EXAMPLES}\n\n{_EXIT_CODES}\n'
+      f'{_HEAD}{listed}\n\nExamples:\n{EXAMPLES}\n\n{_EXIT_CODES}\n'
       'grpo-jax COMMAND --help shows the flags of a command.'
     )
   command = table.COMMANDS[name]

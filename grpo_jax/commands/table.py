@@ -95,6 +95,15 @@ COMMANDS = {
     ),
     takes=('*file',),
   ),
+  'environment': Command(
+    'environment:run',
+    'Plays an environment without a model, and tells what it is like.',
+    (
+      'name', 'episodes', 'kwargs', 'example', 'config', 'seed', 'max_turns',
+      'episode_secs', 'replies', 'tokenizer', 'json', 'verbose',
+    ),
+    takes=('name',),
+  ),
   'plan': Command(
     'plan:run',
     'Tells what a run would need on machines that are not there.',
@@ -283,6 +292,33 @@ FLAGS = {
     'Records to read of each source, chosen at random; 0 reads all.',
     int,
     20_000,
+  ),
+  'name': Flag(
+    "The environment: 'module:Thing', or a name such as calculator or "
+    'textarena:Wordle-v0-raw.',
+  ),
+  'episodes': Flag('Episodes to play.', int, 20),
+  'kwargs': Flag(
+    'Arguments of the environment, as in \'{"start": 3}\'.', str, '{}'
+  ),
+  'example': Flag(
+    'The record that the environment is given, as in \'{"number": 7}\'; '
+    'with --config the records are those of its first data.train.',
+    str,
+    '{}',
+  ),
+  'seed': Flag('Of the first episode; the next has the next number.', int, 0),
+  'max_turns': Flag('End an episode behind so many turns.', int, 16),
+  'episode_secs': Flag(
+    'The longest that the environment may take for an episode.', float, 60.0
+  ),
+  'replies': Flag(
+    'File with a text on each line; the policy says one of them, drawn by the '
+    'seed.',
+  ),
+  'tokenizer': Flag(
+    'Count tokens, and show what this chat template makes of the messages: a '
+    'folder, a .gguf file or package:NAME.',
   ),
   'run': Flag(
     'Workdir of another run. The flag may be repeated.', REPEATED, ()
