@@ -104,7 +104,7 @@ def test_the_first_turns_are_asked_as_single_answers_are():
     assert list(found.ids) == one.ids and found.limit == one.limit
   # Later each is alone, and rounds have one size.
   later = engine.requests[2:]
-  assert {len(one.keys) for one in later} == {1} and len(later) % 4 == 0
+  assert {len(one.keys) for one in later} == {1} and len(later) == 4 * 4
   keys = [tuple(one.keys[0].tolist()) for one in later if one.limit > 1]
   assert len({*keys}) == len(keys)
 
@@ -249,3 +249,13 @@ def test_what_a_fork_still_asks_when_its_episode_is_over_is_not_drawn():
 
   engine, _, ((one,),) = play(episode, records=RECORDS[:1], group=1)
   assert one.reward == 1 and len(engine.requests) == 1
+
+
+def test_rewards_of_one_turn_add_up():
+  async def episode(policy, example, seed):
+    await policy.say('a')
+    policy.reward(1.0)
+    policy.reward(2.0)
+
+  _, _, ((one,),) = play(episode, records=RECORDS[:1], group=1)
+  assert one.reward == 3 and one.episode.reward.tolist() == [3]
