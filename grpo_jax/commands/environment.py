@@ -8,7 +8,6 @@ import os
 import statistics
 import sys
 import textwrap
-import time
 from typing import Any
 
 from grpo_jax import data
@@ -21,8 +20,6 @@ from grpo_jax.environments.survey import Played
 from grpo_jax.environments.survey import Survey
 from grpo_jax.environments.survey import Ways
 
-_SILENT_SECS = 2.0  # before a line says how many episodes were played
-_BEAT_SECS = 10.0  # between two such lines
 _MOST_TEXT = 1000  # characters that are shown of what a model reads first
 _MOST_SHORT = 120  # of what differs
 _MOST_SEEDS = 5  # that are named
@@ -39,7 +36,8 @@ def run(arguments: Arguments) -> None:
   """
   for name in ('episodes', 'max_turns', 'episode_secs'):
     if not getattr(arguments, name) > 0:
-      raise ValueError(f'--{name}={getattr(arguments, name)}; give 1 or more.')
+      least = 'more than 0' if name == 'episode_secs' else '1 or more'
+      raise ValueError(f'--{name}={getattr(arguments, name)}; give {least}.')
   tokenizer = read_tokenizer(arguments.tokenizer)
   ways = Ways(
     arguments.episodes,
@@ -121,11 +119,10 @@ class _Progress:
   """Says on standard error how many episodes were played, if it takes long."""
 
   def __init__(self):
-    self._next = time.monotonic() + _SILENT_SECS
+    self._beat = printing.Beat()
 
   def __call__(self, done: int, planned: int) -> None:
-    if time.monotonic() >= self._next and done < planned:
-      self._next = time.monotonic() + _BEAT_SECS
+    if done < planned and self._beat.is_due():
       printing.say(f'played {done} of {planned} episodes', file=sys.stderr)
 
 
@@ -181,7 +178,7 @@ def reading(found: Survey, tokenizer: data.Tokenizer | None) -> dict[str, Any]:
     `numbers`, measurements; `ids`, those of the first messages, and `text`;
     `problem`, why chats cannot go on; None where it is not known.
   """
-  first = next((one for one in found.succeeded if one.turns), None)
+  first = found.first
   read = {'numbers': numbers(found, tokenizer), 'ids': None, 'problem': None}
   if tokenizer is None or first is None or tokenizer.chat_template is None:
     return read
@@ -218,7 +215,7 @@ def to_json(found: Survey, read: dict[str, Any]) -> dict[str, Any]:
     'numbers': {
       name: _summary(values) for name, values in read['numbers'].items()
     },
-    'starts': survey_lib.starts(found.succeeded),
+    'starts': found.starts,
     'repeated': len(found.again),
     'differ_alone': [one._asdict() for one in _differences(found.again)],
     'beside': len(found.beside),
@@ -289,7 +286,7 @@ def _number(value: float) -> str:
 
 def _ended(found: Survey) -> Iterator[str]:
   for how, seeds in _ends(found):
-    how = 'ended by --max_turns' if how == 'turns' else how
+    how = 'ended by --max_turns' if how == survey_lib.TURNS else how
     named = ', '.join(map(str, seeds[:_MOST_SEEDS]))
     more = ', ...' if len(seeds) > _MOST_SEEDS else ''
     which = (
@@ -336,7 +333,7 @@ def _repeated(found: Survey) -> Iterator[str]:
   if alone:
     yield from _told(alone[0], 'at first', 'then')
     yield 'Draw all that is random from the seed that reset is given.'
-  ways = survey_lib.starts(found.succeeded)
+  ways = found.starts
   yield f'different starts of {len(found.succeeded)} seeds: {ways}'
   same = f'yes, {len(found.beside)} at once'
   if alone and beside:
@@ -371,7 +368,7 @@ def _first(
   columns: int,
 ) -> Iterator[Any]:
   """The first messages; as the template writes them, if there is one."""
-  first = next((one for one in found.succeeded if one.turns), None)
+  first = found.first
   if first is None:
     yield 'Nothing: it never asked the policy.'
     return

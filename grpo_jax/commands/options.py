@@ -166,7 +166,9 @@ def help_text(name: str, width: int) -> str:
     listed = '\n'.join(
       line
       for command, one in table.COMMANDS.items()
-      for line in _row(command, one.what, 15, max(width, 44))
+      for line in _row(
+        command, one.what, max(map(len, table.COMMANDS)) + 4, max(width, 44)
+      )
     )
     return (
       f'{_HEAD}{listed}\n\nExamples:\n{EXAMPLES}\n\n{_EXIT_CODES}\n'

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -49,6 +50,23 @@ def show(*parts: Any) -> None:
 def say(*texts: str, end: str = '\n', file: Any = None) -> None:
   """Prints texts that may be anybody's, at once."""
   print(plain_text.printable(' '.join(texts)), end=end, file=file, flush=True)
+
+
+class Beat:
+  """Tells when a line is due that says how far something is.
+
+  The first is due two seconds after the beginning, the next ten after each.
+  """
+
+  def __init__(self):
+    self._next = time.monotonic() + 2.0
+
+  def is_due(self) -> bool:
+    """Whether one is due now; then it counts as said."""
+    if time.monotonic() < self._next:
+      return False
+    self._next = time.monotonic() + 10.0
+    return True
 
 
 def show_json(values: Any) -> None:

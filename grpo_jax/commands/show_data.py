@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import json
 import sys
 import textwrap
-import time
 from typing import Any
 from typing import NamedTuple
 
@@ -20,8 +19,6 @@ from grpo_jax.data.survey import LAST_TURNS
 from grpo_jax.data.survey import Survey
 from grpo_jax.run.build import data_survey
 
-_SILENT_SECS = 2.0  # before a line says how far the reading is
-_BEAT_SECS = 10.0  # between two such lines
 SPLITS = {'train': 'training', 'heldout': 'held out'}
 _MOST_IDS = 64  # that are printed; JSON has all
 _MOST_TEXT = 4000  # characters of a prompt that are printed
@@ -69,17 +66,14 @@ class _Progress:
   """Says on standard error how far the reading is, if it takes long."""
 
   def __init__(self):
-    self._next: float | None = None
+    self._beat: printing.Beat | None = None
 
   def __call__(self, name: str, done: int, total: int) -> None:
-    if self._next is None:  # what came before is no reading
-      self._next = time.monotonic() + _SILENT_SECS
-    if time.monotonic() < self._next:
-      return
-    self._next = time.monotonic() + _BEAT_SECS
-    printing.say(
-      f'reading {name}: {done:,} of {total:,} records', file=sys.stderr
-    )
+    self._beat = self._beat or printing.Beat()  # what came before is no reading
+    if self._beat.is_due():
+      printing.say(
+        f'reading {name}: {done:,} of {total:,} records', file=sys.stderr
+      )
 
 
 class Terminal(NamedTuple):

@@ -307,8 +307,10 @@ FLAGS = {
     str,
     '{}',
   ),
-  'seed': Flag('Of the first episode; the next has the next number.', int, 0),
-  'max_turns': Flag('End an episode behind so many turns.', int, 16),
+  'seed': Flag(
+    'Seed of the first episode; each next one has the next number.', int, 0
+  ),
+  'max_turns': Flag('End an episode after this many turns.', int, 16),
   'episode_secs': Flag(
     'The longest that the environment may take for an episode.', float, 60.0
   ),

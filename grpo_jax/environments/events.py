@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from grpo_jax.config import plain_text
 from grpo_jax.environments.base import Message
+from grpo_jax.rewards import piped
 
 _MOST_CHARACTERS = 1 << 26  # of one text
 _LONGEST = 300  # characters of a reason
@@ -219,12 +220,8 @@ def messages(new: Sequence[Any]) -> tuple[Message, ...]:
 
 def reason(error: BaseException) -> str:
   """One line that says why an episode has failed."""
-  if isinstance(error, MemoryError):
-    return 'memory'
-  if isinstance(error, SystemExit):
-    code = error.code
-    is_plain = isinstance(code, str | int | None)
-    return f'exit {code if is_plain else plain_text.shown(code)}'[:_LONGEST]
+  if told := piped.ending(error):
+    return told[:_LONGEST]
   lines = plain_text.said(error).strip().partition('\n')
   more = ' ...' if lines[2] else ''
   told = f'{plain_text.kind(error)}: {lines[0]}{more}'

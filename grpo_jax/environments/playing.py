@@ -5,6 +5,7 @@ the user's code raises, when the policy does, when the episode is cancelled, and
 also when it is cancelled while the instance is still being made.
 """
 
+import abc
 import asyncio
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -152,7 +153,7 @@ class Form(NamedTuple):
   name: str
 
 
-class Instances:
+class Instances(abc.ABC):
   """Plays episodes on instances; each is closed, whatever happens."""
 
   def __init__(self, form: Form, tool_secs: float = TOOL_SECS):
@@ -188,11 +189,11 @@ class Instances:
       if error is None:  # the first one is the one to tell
         raise
 
+  @abc.abstractmethod
   async def play(
     self, made: Any, policy: base.Policy, example: dict[str, Any], seed: int
   ) -> float | None:
     """Plays an episode on an instance."""
-    raise NotImplementedError
 
   async def run(self, function: Callable[..., Any], *args: Any) -> Any:
     """Calls code of the user: here, or in the thread of the instance."""

@@ -15,9 +15,8 @@ from grpo_jax.environments.events import Say
 _OTHERWISE = 'ok'
 _ENDS = 0.25  # the share of turns without a call, behind the first turn
 _DEEPEST = 8  # of schemas in schemas
-_OFFERED = re.compile(
-  r"""(\[[^\[\]\n]{1,40}\])|(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)"""
-)
+_BRACKETS = re.compile(r'\[[^\[\]\n]{1,40}\]')
+_QUOTED = re.compile(r"""(?<!\w)['"`]([^'"`\n]{1,40})['"`](?!\w)""")
 
 
 class RandomPolicy:
@@ -48,7 +47,8 @@ class RandomPolicy:
     number, self._turn = self._turn, self._turn + 1
     self._turns[context] = turn + 1
     if say.tools and (not turn or drawn.random() >= _ENDS):
-      function = function_in(drawn.choice(say.tools))
+      tool = drawn.choice(say.tools)
+      function = tool.get('function', tool)
       call = _call(function, f'call_{number}', drawn, words)
       return Reply('', calls=(call,), turn=number)
     text = drawn.choice(self._replies or words or [_OTHERWISE])
@@ -75,18 +75,8 @@ def offered(found: Iterable[str]) -> list[str]:
   >>> offered(['Answer "yes" or "no".'])
   ['yes', 'no']
   """
-  pairs = [pair for text in found for pair in _OFFERED.findall(text)]
-  quoted = [quotes for _, quotes in pairs if quotes]
-  brackets = [
-    one for text in found for one in re.findall(r'\[[^\[\]\n]{1,40}\]', text)
-  ]
-  return [*dict.fromkeys(brackets or quoted)]
-
-
-def function_in(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The name, description and parameters of a tool's schema."""
-  inner = tool.get('function')
-  return inner if isinstance(inner, Mapping) else tool
+  text = '\n'.join(found)  # neither of them goes over the end of a line
+  return [*dict.fromkeys(_BRACKETS.findall(text) or _QUOTED.findall(text))]
 
 
 def _call(
@@ -129,9 +119,9 @@ class _Values:
       case 'boolean':
         return self._drawn.random() < 0.5
       case 'integer':
-        return self._drawn.randint(*map(int, _range(schema)))
+        return self._drawn.randint(*map(int, _range(schema, 1)))
       case 'number':
-        return round(self._drawn.uniform(*_range(schema)), 2)
+        return round(self._drawn.uniform(*_range(schema, 0.01)), 2)
       case 'array':
         least = schema.get('minItems', 0)
         size = min(least + self._drawn.randint(0, 2), schema.get('maxItems', 9))
@@ -164,10 +154,13 @@ class _Values:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _range(schema: Mapping[str, Any]) -> tuple[float, float]:
-  """The least and the greatest number, ends included."""
-  whole = schema.get('type') == 'integer'
-  step = 1 if whole else 0.01
+def _range(schema: Mapping[str, Any], step: float) -> tuple[float, float]:
+  """The least and the greatest number, ends included.
+
+  Args:
+    schema: Of a number.
+    step: To the next number from one that is left out.
+  """
   low, high = schema.get('minimum'), schema.get('maximum')
   if low is None and 'exclusiveMinimum' in schema:
     low = schema['exclusiveMinimum'] + step

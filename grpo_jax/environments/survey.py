@@ -23,7 +23,7 @@ from grpo_jax.environments.base import Message
 _HOPELESS = 3  # as many failures before any success end the survey
 _AGAIN = 5  # episodes that are played alone once more
 _BESIDE = 8  # episodes that are played in one process at once
-_TURNS = 'turns'
+TURNS = 'turns'
 Tell = Callable[[int, int], None]
 
 
@@ -33,7 +33,7 @@ class Ways(NamedTuple):
   Attributes:
     episodes: How many.
     seed: Of the first one; the next has the next number.
-    max_turns: Episodes are ended behind so many.
+    max_turns: Episodes are ended after this many.
     episode_secs: The longest that an environment may take for an episode.
     replies: What the policy says; see `random_policy.RandomPolicy`.
     examples: Records; the first episode has the first one, and so on, over and
@@ -78,6 +78,7 @@ class Played(NamedTuple):
     tool_calls: How many calls were made.
     tool_errors: How many of them went wrong.
     last_secs: From the last answer until its end.
+    answered: How many turns the policy has had.
   """
 
   seed: int
@@ -90,11 +91,7 @@ class Played(NamedTuple):
   tool_calls: int = 0
   tool_errors: int = 0
   last_secs: float = 0.0
-
-  @property
-  def answered(self) -> int:
-    """How many turns the policy has had."""
-    return len(self.turns) - (self.limit == _TURNS)
+  answered: int = 0
 
   @property
   def total(self) -> float | None:
@@ -141,6 +138,16 @@ class Survey(NamedTuple):
   def succeeded(self) -> tuple[Played, ...]:
     """The episodes that have not failed."""
     return tuple(one for one in self.alone if not one.failure)
+
+  @property
+  def first(self) -> Played | None:
+    """The first of these that has asked the policy."""
+    return next((one for one in self.succeeded if one.turns), None)
+
+  @property
+  def starts(self) -> int:
+    """How many different first messages these have."""
+    return len({_whole(one, 0) for one in self.succeeded if one.turns})
 
 
 def survey(
@@ -267,9 +274,10 @@ class _Episode:
     if self.played.limit:
       return  # another context has asked in the same round
     if len(self.played.turns) > self._ways.max_turns:
-      self.played = self.played._replace(limit=_TURNS)
-      player.cancel(say.episode, _TURNS)
+      self.played = self.played._replace(limit=TURNS)
+      player.cancel(say.episode, TURNS)
       return
+    self.played = self.played._replace(answered=self.played.answered + 1)
     player.answer(say.episode, say.context, self._policy.answer(say))
 
 
@@ -285,11 +293,6 @@ def difference(one: Played, other: Played) -> Difference | None:
   if ends[0] != ends[1]:
     return Difference(one.seed, len(one.turns), *ends)
   return None
-
-
-def starts(several: Sequence[Played]) -> int:
-  """How many different first messages there are."""
-  return len({_whole(one, 0) for one in several if one.turns})
 
 
 def _whole(played: Played, place: int) -> str:

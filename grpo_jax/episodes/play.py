@@ -74,7 +74,7 @@ class _Live:
   """An episode that is being played, from its last beginning on."""
 
   transcript: Transcript
-  begin: events.Begin | None = None
+  begin: events.Begin
   contexts: dict[int, Path] = dataclasses.field(default_factory=lambda: {0: ()})
   tools: Sequence[Any] = ()  # of its first turn
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -93,6 +93,7 @@ class _Call(NamedTuple):
   number: int  # of the episode
   context: int
   ids: np.ndarray
+  key: np.ndarray
   limit: int
 
 
@@ -139,18 +140,17 @@ def play(
   if purpose != 'sample':
     name, when = f'environment, {purpose}', 0
   starts = random_keys.folded(seed, name, when, index, range(group))[..., 0]
-  live = [_Live(Transcript(key)) for row in keys for key in row]
-  for number, one in enumerate(live):
-    p, g = divmod(number, group)
+  live = []
+  for p, g in np.ndindex(len(records), group):
     start = int(starts[p, 0 if alike else g])
-    one.begin = events.Begin(number, records[p], start, '')
-    player.begin(one.begin)
+    begin = events.Begin(len(live), records[p], start, '')
+    live.append(_Live(Transcript(keys[p, g]), begin))
+    player.begin(begin)
   rounds = _Rounds(live, tokenizer, player, call_format, limits)
-  width = len(live)
   while calls := rounds.asked():
     for call, one in zip(
       calls,
-      _drawn(engine, calls, live, sampling, group, width, check),
+      _drawn(engine, calls, live, sampling, group, check),
       strict=True,
     ):
       rounds.answer(call, one)
@@ -211,7 +211,7 @@ class _Rounds:
         one.is_over, one.reward = True, event.reward
         names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs'
         one.counts = {name: getattr(event, name) for name in names}
-      case events.Failed() if event.unavailable and one.begin is not None:
+      case events.Failed() if event.unavailable:
         fresh = _Live(Transcript(one.transcript.key), one.begin)
         self._live[event.episode] = fresh
         self._player.begin(one.begin)
@@ -238,22 +238,24 @@ class _Rounds:
       is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
       ids = self._tokenizer.continue_chat(messages, one.tools, cut, is_open)
     limits, drawn = self._limits, transcript.drawn() + one.asked
+    whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
     room = {
       'turns': limits.turns - transcript.turns - waiting,
       'tokens': limits.episode_tokens - drawn,
       'context': limits.context_tokens
       - (transcript.size() + one.asked + len(ids)),
     }
-    for reason, left in room.items():
-      if left <= 0 or one.ended:
-        one.ended = one.ended or reason
-        self._player.cancel(event.episode, one.ended)
-        return None
+    met = [reason for reason, left in room.items() if left <= 0]
+    if one.ended or met:
+      one.ended = one.ended or met[0]
+      self._player.cancel(event.episode, one.ended)
+      return None
     transcript.read(path, ids)
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
     one.asked += limit
-    return _Call(event.episode, event.context, transcript.ids(path), limit)
+    key = transcript.contexts[path].key
+    return _Call(event.episode, event.context, whole, key, limit)
 
   def answer(self, call: _Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
@@ -319,7 +321,6 @@ def _drawn(
   live: Sequence[_Live],
   sampling: engines.Sampling,
   group: int,
-  width: int,
   check: Callable[[], None],
 ) -> list[engines.Sampled]:
   """What the engine draws for calls, in their order.
@@ -336,11 +337,11 @@ def _drawn(
       [whole] if _are_one(calls, whole, live, group) else [[n] for n in whole]
     )
     for part in parts:
-      asked.append(_request([calls[n] for n in part], live, sampling))
+      asked.append(_request([calls[n] for n in part], sampling))
       places.append(part)
   if any(len(one.keys) == 1 for one in asked):
     blank = asked[0]._replace(keys=asked[0].keys[:1], limit=1)
-    asked += [blank] * (width - len(asked))
+    asked += [blank] * (len(live) - len(asked))
   found: list[Any] = [None] * len(calls)
   sampled = engines.generate(engine, asked, check=check)
   for part, drawn in zip(places, sampled):
@@ -363,20 +364,12 @@ def _are_one(
 
 
 def _request(
-  calls: Sequence[_Call], live: Sequence[_Live], sampling: engines.Sampling
+  calls: Sequence[_Call], sampling: engines.Sampling
 ) -> engines.Request:
   """One request for calls that read the same."""
-  keys = [
-    live[call.number]
-    .transcript.contexts[live[call.number].contexts[call.context]]
-    .key
-    for call in calls
-  ]
-  first = calls[0]
+  first, keys = calls[0], np.stack([call.key for call in calls])
   name = f'a turn of episode {first.number}'
-  return engines.Request(
-    first.ids.tolist(), np.stack(keys), first.limit, sampling, name
-  )
+  return engines.Request(first.ids.tolist(), keys, first.limit, sampling, name)
 
 
 def _grouped(

@@ -156,15 +156,10 @@ async def _awaited(value: Any) -> Any:
 
 def _failure(error: BaseException) -> str:
   """'raised ValueError: ...'; the text of the error itself may raise."""
-  if isinstance(error, MemoryError):
-    return 'memory'
-  if isinstance(error, SystemExit):
-    code = error.code
-    is_plain = isinstance(code, str | int | None)
-    return f'exit {code if is_plain else plain_text.shown(code)}'[:_LONGEST]
+  told = piped.ending(error)
   if isinstance(error, _base.RewardError):
-    return plain_text.said(error)[:_LONGEST]
-  return f'raised {plain_text.named(error)}'[:_LONGEST]
+    told = plain_text.said(error)
+  return (told or f'raised {plain_text.named(error)}')[:_LONGEST]
 
 
 def _values(returned: Any, rows: int | bool) -> list[float | str | None]:

@@ -191,3 +191,17 @@ def send(answers: int, word: bytes, data: bytes) -> None:
   data = HEADER.pack(word, len(data)) + data
   while data:
     data = data[os.write(answers, data) :]
+
+
+def ending(error: BaseException) -> str:
+  """How code of others wanted to end the process: 'memory' or 'exit 3'.
+
+  '' for all other errors.
+  """
+  if isinstance(error, MemoryError):
+    return 'memory'
+  if isinstance(error, SystemExit):
+    code = error.code
+    is_plain = isinstance(code, str | int | None)
+    return f'exit {code if is_plain else plain_text.shown(code)}'
+  return ''

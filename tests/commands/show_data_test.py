@@ -14,6 +14,7 @@ from rich import cells
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax.commands import printing
 from grpo_jax.commands import show_data
 from grpo_jax.data import character_tokenizer
 from grpo_jax.data import survey
@@ -338,7 +339,7 @@ def test_widths_that_cannot_be_known_are_no_end(tmp_path):
 
 def test_progress_is_said_where_it_takes_long(monkeypatch):
   now, err = [0.0], io.StringIO()
-  monkeypatch.setattr(show_data.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(printing.time, 'monotonic', lambda: now[0])
   monkeypatch.setattr(show_data.sys, 'stderr', err)
   tell = show_data._Progress()
   for now[0] in (50.0, 51.0, 52.0, 55.0, 62.0):

@@ -39,14 +39,12 @@ class Scripted:
     self.replies = [] if of is None else of.replies
     self.rewards = {} if of is None else of.rewards
     self.last = -1 if of is None else of.last
-    self.asked: list[dict[str, Any]] = [] if of is None else of.asked
 
   async def say(self, *new, tools=None, max_tokens=None) -> base.Reply:
     self.context += [
       {'role': 'user', 'content': one} if isinstance(one, str) else one
       for one in new
     ]
-    self.asked.append({'tools': tools, 'max_tokens': max_tokens})
     await asyncio.sleep(self._options['delay'])
     reply = self._reply(self._next())
     self.last = len(self.replies)

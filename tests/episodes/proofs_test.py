@@ -231,7 +231,6 @@ def test_a_turn_that_a_stop_string_ended_is_closed(name, finish):
 
   options = sessions.Options(where='here')
   with sessions.Player({'': twice}, options) as player:
-    _, _ = 0, 0  # X
     _, ((one,),) = play_lib.play(
       [{'prompt': 'a'}],
       [0],

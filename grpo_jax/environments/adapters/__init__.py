@@ -5,6 +5,7 @@ instances; `kwargs` of the environment are theirs. The packages are imported
 when an environment is made.
 """
 
+from collections.abc import Callable
 import importlib
 from typing import Any
 
@@ -60,4 +61,25 @@ def package(name: str, extra: str) -> Any:
     raise ValueError(
       f'The package {name} cannot be imported ({plain_text.first_line(error)});'
       f" pip install 'grpo_jax[{extra}]'."
+    ) from error
+
+
+def made(of: str, make: Callable[..., Any], name: str, /, **kwargs: Any) -> Any:
+  """What a package makes by a name.
+
+  Args:
+    of: The package, for people.
+    make: Its function.
+    name: Of the environment.
+    **kwargs: For `make`.
+
+  Raises:
+    ValueError: It makes none.
+  """
+  try:
+    return make(name, **kwargs)
+  except Exception as error:
+    raise ValueError(
+      f'{of} cannot make {name!r} ({plain_text.named(error)}); correct the id'
+      ' or the arguments.'
     ) from error

@@ -5,7 +5,6 @@ import json
 import re
 from typing import Any
 
-from grpo_jax.config import plain_text
 from grpo_jax.environments import adapters
 from grpo_jax.environments.adapters import choices
 from grpo_jax.environments.base import Action
@@ -47,13 +46,7 @@ class Gymnasium:
     **kwargs: Any,
   ):
     gymnasium = adapters.package('gymnasium', 'gymnasium')
-    try:
-      self._env = gymnasium.make(name, **kwargs)
-    except Exception as error:
-      raise ValueError(
-        f'Gymnasium cannot make {name!r} ({plain_text.named(error)}); correct'
-        ' the id or the arguments.'
-      ) from error
+    self._env = adapters.made('Gymnasium', gymnasium.make, name, **kwargs)
     space = self._env.action_space
     self._kind = type(space).__name__
     self._names = list(actions)

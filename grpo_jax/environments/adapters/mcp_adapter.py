@@ -6,10 +6,10 @@ for each episode, so that no episode sees what another one has changed.
 
 import asyncio
 from collections.abc import Mapping
+from concurrent import futures
 import contextlib
 import os
 import shlex
-import threading
 from typing import Any
 
 from grpo_jax.config import plain_text
@@ -33,8 +33,9 @@ def make(command: str) -> Any:
   words = shlex.split(command)
   adapters.package('mcp', 'mcp')
   try:
-    found = _in_a_thread(_listed(words))
-  except BaseException as error:
+    with futures.ThreadPoolExecutor(1) as pool:  # here a loop may run already
+      found = pool.submit(asyncio.run, _listed(words)).result()
+  except (Exception, BaseExceptionGroup) as error:
     raise ValueError(
       f'The MCP server {command!r} has told no tools'
       f' ({plain_text.named(_first(error))}); see whether the command runs.'
@@ -84,8 +85,9 @@ class _Server:
       self._over.set()
       await asyncio.wait({task}, timeout=5.0)
       task.cancel()
-      with contextlib.suppress(BaseException):
-        await task
+      await asyncio.wait({task})
+      if not task.cancelled():
+        task.exception()  # so that nothing is printed of it
 
   async def _serve(self, opened: asyncio.Future[Any]) -> None:
     async with _connected(self.words) as session:
@@ -154,25 +156,6 @@ def _page(cursor: str | None) -> Any:
     return None
   types = adapters.package('mcp.types', 'mcp')
   return types.PaginatedRequestParams(cursor=cursor)
-
-
-def _in_a_thread(coroutine: Any) -> Any:
-  """What a coroutine returns in an event loop of its own."""
-  result: list[Any] = []
-  error: list[BaseException] = []
-
-  def run():
-    try:
-      result.append(asyncio.run(coroutine))
-    except BaseException as raised:
-      error.append(raised)
-
-  thread = threading.Thread(target=run)
-  thread.start()
-  thread.join()
-  if error:
-    raise error[0]
-  return result[0]
 
 
 def _first(error: BaseException) -> BaseException:

@@ -8,7 +8,6 @@ import threading
 from typing import Any
 
 from grpo_jax.config import importing
-from grpo_jax.config import plain_text
 from grpo_jax.environments import adapters
 from grpo_jax.environments.base import Action
 from grpo_jax.environments.base import Step
@@ -65,13 +64,7 @@ class TextArena:
       self._opponent = importing.imported(
         opponent, f'The opponent {opponent!r}'
       )
-    try:
-      self._env = textarena.make(name, **kwargs)
-    except Exception as error:
-      raise ValueError(
-        f'TextArena cannot make {name!r} ({plain_text.named(error)}); correct'
-        ' the id or the arguments.'
-      ) from error
+    self._env = adapters.made('TextArena', textarena.make, name, **kwargs)
     self._players, self._given_seat = players, seat
     self._seat = seat or 0
     self._state = random.Random(0).getstate()

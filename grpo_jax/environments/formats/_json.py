@@ -11,13 +11,23 @@ Unreadable = _turns.Unreadable
 _MOST_DIGITS = 1000
 
 
-def _integer(text: str) -> int:
+def integer(text: str) -> int:
+  """A whole number of bounded length.
+
+  Raises:
+    Unreadable: It is too long.
+  """
   if len(text) > _MOST_DIGITS:
     raise Unreadable(f'has a number of {len(text)} digits')
   return int(text)
 
 
-def _decimal(text: str) -> float:
+def decimal(text: str) -> float:
+  """A finite number.
+
+  Raises:
+    Unreadable: It is too large.
+  """
   value = float(text)
   if not math.isfinite(value):
     raise Unreadable(f'has a number that is too large: {text:.20}')
@@ -29,7 +39,7 @@ def _constant(text: str) -> None:
 
 
 _DECODER = json.JSONDecoder(
-  parse_int=_integer, parse_float=_decimal, parse_constant=_constant
+  parse_int=integer, parse_float=decimal, parse_constant=_constant
 )
 
 
@@ -57,8 +67,7 @@ def call(value: Any) -> _turns.Call:
   Raises:
     Unreadable: It is none.
   """
-  if isinstance(value, dict) and isinstance(value.get('function'), dict):
-    value = value['function']  # as the OpenAI API writes it
+  value = _inner(value)
   if not isinstance(value, dict):
     raise Unreadable('is no JSON object with "name" and "arguments"')
   name = value.get('name')
@@ -72,6 +81,20 @@ def call(value: Any) -> _turns.Call:
   if not isinstance(arguments, dict):
     raise Unreadable('has "arguments" that are no JSON object')
   return name, arguments
+
+
+def _inner(value: Any) -> Any:
+  """What is in the field "function", as the OpenAI API writes calls."""
+  if isinstance(value, dict) and isinstance(value.get('function'), dict):
+    return value['function']
+  return value
+
+
+def _call_or_error(value: Any) -> _turns.Call | Unreadable:
+  try:
+    return call(value)
+  except Unreadable as error:
+    return error
 
 
 def calls(text: str) -> list[_turns.Call]:
@@ -107,17 +130,13 @@ def bare(text: str) -> _turns.Bare:
     if not _is_call(value):
       break
     raw, at = text[begins.end() : end], end
-    try:
-      found.append((raw, call(value)))
-    except Unreadable as error:
-      found.append((raw, error))
+    found.append((raw, _call_or_error(value)))
   return _turns.Bare(text[at:], tuple(found))
 
 
 def _is_call(value: Any) -> bool:
   """Whether a JSON value is meant as a call, however bad."""
-  if isinstance(value, dict) and isinstance(value.get('function'), dict):
-    value = value['function']
+  value = _inner(value)
   return isinstance(value, dict) and (
     'name' in value and ('arguments' in value or 'parameters' in value)
   )
@@ -160,10 +179,4 @@ def _block(body: str) -> list[_turns.Call | Unreadable]:
   values = value if isinstance(value, list) else [value]
   if not values or not all(map(_is_call, values)):
     return []
-  found = []
-  for one in values:
-    try:
-      found.append(call(one))
-    except Unreadable as error:
-      found.append(error)
-  return found
+  return [_call_or_error(one) for one in values]

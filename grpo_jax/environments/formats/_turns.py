@@ -27,6 +27,7 @@ from grpo_jax.environments import schemas
 _FIRST_SIGN = 0xFDD0  # of 32 code points that are no characters
 _NO_SIGNS = {code: '\ufffd' for code in range(_FIRST_SIGN, _FIRST_SIGN + 32)}
 QUOTES = '\ufdd0\ufdd1'  # the signs of a format's `quotes`, the first of all
+_CUT = 'The limit of the turn has cut it, so no call of it runs.'
 _MOST_MARKS = 4  # behind the first one of a call, among which its end is sought
 _THOUGHT = (('<think>', '</think>'),)
 
@@ -158,7 +159,7 @@ def parse(
   if parts[-1].kind == 'open' and not cut:
     problems.append('The turn has ended inside its reasoning.')
   if cut and written:
-    problems.append('The limit of the turn has cut it, so no call of it runs.')
+    problems.append(_CUT)
     written = ()
   calls = _numbered(written, () if format.has_types else tools)
   taken = len(parts) > 1 or calls or thought or problems
@@ -332,6 +333,5 @@ def _own(
     problem = f'The format could not read the turn: {plain_text.named(error)}'
     return Parsed(said, thought, (), (problem.partition('\n')[0],))
   if cut and parsed.calls:
-    problem = 'The limit of the turn has cut it, so no call of it runs.'
-    parsed = parsed._replace(calls=(), problems=(*parsed.problems, problem))
+    parsed = parsed._replace(calls=(), problems=(*parsed.problems, _CUT))
   return parsed

@@ -4,15 +4,14 @@ Python's own would need memory and stack without a bound for what a model may
 write.
 """
 
-import math
 import re
 from typing import Any
 
+from grpo_jax.environments.formats import _json
 from grpo_jax.environments.formats import _turns
 
 Unreadable = _turns.Unreadable
 _MOST_DEPTH = 100
-_MOST_DIGITS = 1000
 
 _SPACE = re.compile(r'\s*')
 NAME = re.compile(r'[^\W\d][\w.-]*')
@@ -135,14 +134,9 @@ class Reader:
 
 
 def _number(text: str) -> int | float:
-  if not set(text) & set('.eE'):
-    if len(text) > _MOST_DIGITS:
-      raise Unreadable(f'has a number of {len(text)} digits')
-    return int(text)
-  value = float(text)
-  if not math.isfinite(value):
-    raise Unreadable(f'has a number that is too large: {text:.20}')
-  return value
+  if set(text) & set('.eE'):
+    return _json.decimal(text)
+  return _json.integer(text)
 
 
 def _unescaped(found: re.Match[str]) -> str:
