@@ -40,7 +40,7 @@ def add_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def imported(name: str, subject: str, also: tuple[type, ...] = ()) -> Any:
-  """The function that `'module:function'` names.
+  """The function, or what else may have it, that `'module:name'` names.
 
   >>> imported('math:sqrt', 'The name').__name__
   'sqrt'
@@ -52,7 +52,7 @@ def imported(name: str, subject: str, also: tuple[type, ...] = ()) -> Any:
     also: Classes of what else may have the name, such as a list of functions.
 
   Returns:
-    The function.
+    The function, or an instance of `also`.
 
   Raises:
     ValueError: The module cannot be imported, or it has no such function; the

@@ -1,7 +1,5 @@
 """What a user writes, and what it is given."""
 
-from collections.abc import Awaitable
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +67,7 @@ class Step(NamedTuple):
     observation: A text, a message, or several; read by the next turn.
     reward: Of the turn that was acted on.
     done: Whether the episode is over.
-    info: For people; nothing reads it.
+    info: For your own tests and logs; nothing here reads it.
   """
 
   observation: str | Message | Sequence[Message]
@@ -110,13 +108,11 @@ class Policy(Protocol):
 
 
 class Unavailable(Exception):
-  """What an episode needs is away; it begins again."""
+  """What an episode needs is away; it begins again, but not for ever."""
 
 
 class Ended(Exception):
   """A limit has ended the episode; what it says is why."""
 
 
-Play = Callable[[Policy, Mapping[str, Any], int], Awaitable[float | None]]
-"""`(policy, example, seed)`: plays an episode, and returns its own reward; None
-if it has none beside those of its turns."""
+OVER = 'The episode is over.'  # said by `Ended` behind the end

@@ -11,6 +11,7 @@ import queue
 import threading
 from typing import Any
 
+from grpo_jax.environments import base
 from grpo_jax.environments import threads
 
 
@@ -36,7 +37,7 @@ class Threads:
     made: futures.Future[Any] = futures.Future()
     with self._lock:
       if self._closed:
-        raise RuntimeError('The episode is over.')
+        raise RuntimeError(base.OVER)
       if self._idle:
         calls = self._idle.pop()
       else:

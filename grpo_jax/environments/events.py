@@ -1,4 +1,4 @@
-"""What an episode and who plays it say to each other.
+"""The messages between an episode and its player.
 
 An episode says `Say`, `Forked` and `Rewarded`, and at its end `Done` or
 `Failed`, in the order in which they happened. Between processes these travel as
@@ -99,7 +99,8 @@ class Failed(NamedTuple):
     episode: Which one.
     reason: One line.
     unavailable: It was not its own fault, and it may begin again, with the same
-      `Begin`. This is said `Options.retries` times of an episode at most.
+      `Begin`. The player says this `Options.retries` times of an episode at
+      most.
   """
 
   episode: int
@@ -146,14 +147,14 @@ def decode(data: bytes) -> list[Word]:
   """
   try:
     found = [_KINDS[kind](*fields) for kind, *fields in json.loads(data)]
+    return [
+      one._replace(messages=tuple(one.messages), tools=tuple(one.tools))
+      if isinstance(one, Say)
+      else one
+      for one in found
+    ]
   except (KeyError, TypeError, RecursionError) as error:
     raise ValueError(f'no words: {plain_text.named(error)}') from error
-  return [
-    one._replace(messages=tuple(one.messages), tools=tuple(one.tools))
-    if isinstance(one, Say)
-    else one
-    for one in found
-  ]
 
 
 def plain(value: Any) -> Any:
@@ -211,8 +212,8 @@ def messages(new: Sequence[Any]) -> tuple[Message, ...]:
     if not isinstance(one, Mapping) or not isinstance(one.get('role'), str):
       raise TypeError(
         f'`policy.say` was given {plain_text.shown(one)} of type'
-        f' {plain_text.kind(one)}, but a text or a mapping with a role and a'
-        ' content is required.'
+        f' {plain_text.kind(one)}, but a text or a mapping with a role is'
+        ' required.'
       )
     found.append(plain(one))
   return tuple(found)

@@ -37,7 +37,8 @@ class Place(Protocol):
     file: Can be read from when there is something to hear.
     slots: How many episodes it plays at once.
     is_process: Whether ending it ends whatever runs in it.
-    is_ready: Whether it has been heard of.
+    is_ready: Whether its first message has come; before, a process may still
+      fail to start.
   """
 
   file: int

@@ -27,7 +27,7 @@ _CLOSE_SECS = 5.0
 
 
 class Playing(Protocol):
-  """A `base.Play`, one episode at a time, which may keep what is reusable."""
+  """Plays one episode at a time, and may keep what is reusable."""
 
   async def __call__(
     self, policy: base.Policy, example: Mapping[str, Any], seed: int
@@ -222,21 +222,11 @@ class Instances(abc.ABC):
         await threads.guarded(closing)
 
     task = asyncio.ensure_future(closed())
-    _closing.add(task)
-    task.add_done_callback(_closed)
+    threads.keep(task)
     task.add_done_callback(lambda _: thread.end())
     await asyncio.wait({task}, timeout=_CLOSE_SECS)
     if task.done():
       task.result()
-
-
-_closing: set[asyncio.Future[Any]] = set()
-
-
-def _closed(task: asyncio.Future[Any]) -> None:
-  _closing.discard(task)
-  if not task.cancelled():
-    task.exception()  # which somebody reads, unless it came too late
 
 
 class Steps(Instances):

@@ -18,13 +18,13 @@ from grpo_jax.environments import events
 from grpo_jax.environments import playing
 from grpo_jax.environments import threads
 from grpo_jax.environments import tools as tools_lib
+from grpo_jax.environments.base import OVER
 from grpo_jax.environments.base import Ended
 from grpo_jax.environments.base import Message
 from grpo_jax.environments.base import Reply
 from grpo_jax.environments.base import Unavailable
 
 _MOST_SWALLOWED = 3  # times that an episode may go on after it was ended
-_OVER = 'The episode is over.'
 Ready = tuple[tuple[Mapping[str, Any], ...], playing.Playing]
 
 
@@ -95,7 +95,7 @@ class Context:
     """See `base.Policy.fork`."""
     session = self._session
     if session.is_over:
-      raise Ended(_OVER)
+      raise Ended(OVER)
     self._check_idle('policy.fork')
     made = Context(session, session.number(), self._tools, self._turn)
     session.contexts[made._number] = made
@@ -106,7 +106,7 @@ class Context:
     """See `base.Policy.reward`."""
     session = self._session
     if session.is_over:
-      raise Ended(_OVER)
+      raise Ended(OVER)
     value = playing.number(value, 'The reward of a turn')
     turn = self._turn if turn is None else turn
     if turn not in session.turns:
@@ -159,12 +159,12 @@ class Session:
     tools: The schemas that its policy reads.
     contexts: Those of its policy, by their numbers.
     turns: The numbers of its turns so far.
-    is_over: Whether its last word is said.
+    is_over: Whether it has said `Done` or `Failed`.
     is_parked: Whether it waits for an answer that will never come.
     why_stopped: Why it was ended with no regard for what it does; or ''.
     tasks: What it has started in the loop and is not done.
     threads: For what it calls by `asyncio.to_thread`.
-    kept: What has played it, if it may play another one.
+    kept: What has played it, once it has ended well; None before.
 
   Args:
     begin: What to play.
@@ -234,8 +234,6 @@ class Session:
           value = None  # beside the rewards of its turns
       if self.why_stopped:  # it has swallowed that it was cancelled
         raise asyncio.CancelledError
-      if value is not None:
-        value = playing.number(value, 'The reward of the episode')
       event = events.Done(
         self.episode,
         value,
@@ -295,7 +293,7 @@ class Session:
       self.end(events.Failed(self.episode, self.why_stopped))
       self.is_parked = True
       await self.loop.create_future()
-    raise Ended(_OVER if self.is_over else self._why_ended)
+    raise Ended(OVER if self.is_over else self._why_ended)
 
   def cancel(self, why: str) -> None:
     """A limit has ended it: whatever it says from now on raises `Ended`."""
@@ -323,7 +321,7 @@ class Session:
       self.is_over = True
       self._emit(event)
     for context in self.contexts.values():
-      context.end(_OVER)
+      context.end(OVER)
 
   def is_busy(self) -> bool:
     """Whether code of it still runs in a thread."""
@@ -349,7 +347,11 @@ class Session:
     return self._know(asyncio.Task(coroutine, loop=loop, **kwargs))
 
   def leave(self, but: asyncio.Task[Any] | None = None) -> None:
-    """Nobody looks after its tasks any more, but after this one."""
+    """Gives up its tasks that have not ended: they are kept for ever.
+
+    Args:
+      but: One that goes on.
+    """
     self._is_left = True
     for task in self.tasks - {but}:
       _keep(task)

@@ -34,6 +34,7 @@ from typing import NamedTuple
 from grpo_jax.environments import events
 from grpo_jax.environments import forms
 from grpo_jax.environments import places
+from grpo_jax.environments import playing
 from grpo_jax.environments import worker
 from grpo_jax.environments.base import Reply
 from grpo_jax.environments.events import Begin
@@ -44,6 +45,7 @@ from grpo_jax.environments.events import Say
 from grpo_jax.rewards import piped
 
 WHERE = 'workers', 'here'
+_SESSIONS_HERE = 256  # episodes that are played at once in this process
 _GRACE_SECS = 3.0  # until an episode that was stopped counts as stuck
 _CLOSE_SECS = 2.0  # that a worker has to close environments
 _LOOK_SECS = 0.5  # the longest between two looks at the deadlines
@@ -56,7 +58,6 @@ class Options(NamedTuple):
     where: 'workers' or 'here'.
     processes: How many workers there are, at most.
     sessions: How many episodes one worker plays at once.
-    sessions_here: How many are played at once in this process.
     tool_secs: The longest that one call of a tool may take.
     episode_secs: The longest that an environment may take for an episode;
       waiting for the policy is left out.
@@ -70,8 +71,7 @@ class Options(NamedTuple):
   where: str = 'workers'
   processes: int = 4
   sessions: int = 8
-  sessions_here: int = 256
-  tool_secs: float = 30.0
+  tool_secs: float = playing.TOOL_SECS
   episode_secs: float = 600.0
   start_secs: float = 120.0
   memory_limit_bytes: int = 4 << 30
@@ -117,6 +117,7 @@ class _Live:
     asked: The contexts that wait for the policy.
     secs: The environment's own time until `since`.
     since: When it went on; None while its time stands still.
+    started: When it was given its slot; `start_secs` count from then.
     is_cancelled: Whether a limit has ended it.
     due: Once it is stopped, when it must have ended; None before.
     why: Why it was stopped.
@@ -162,7 +163,9 @@ class Player:
     options: Where and how.
 
   Raises:
-    ValueError: An option or an environment cannot be used.
+    ValueError: An option cannot be used; an environment cannot be sent to a
+      worker, or, 'here', is none. In workers one that is none fails its
+      episodes; `forms.resolve` tells before.
   """
 
   def __init__(
@@ -359,9 +362,7 @@ class Player:
   def _start(self) -> places.Place:
     options = self._options
     if options.where == 'here':
-      place = places.Here(
-        self._resolved, options.sessions_here, options.tool_secs
-      )
+      place = places.Here(self._resolved, _SESSIONS_HERE, options.tool_secs)
     else:
       limits = {
         'memory_bytes': options.memory_limit_bytes,

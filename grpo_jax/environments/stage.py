@@ -158,7 +158,7 @@ class Stage:
     for task in left:
       task.cancel()
     if left:
-      with contextlib.suppress(BaseException):
+      with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait(left, timeout=_TIDY_SECS)
     made.threads.close()
     await self._until(lambda: not made.is_busy(), until)

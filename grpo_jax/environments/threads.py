@@ -30,13 +30,13 @@ class Stopped(RuntimeError):
 
 watch: contextvars.ContextVar[contextlib.AbstractContextManager[Any] | None]
 watch = contextvars.ContextVar('watch', default=None)
-"""What is entered around each call in a thread, for who wants to know of it."""
+"""A context manager that is entered around each call in a thread; a session
+counts by it which calls run."""
 
 own: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads of episodes: who looks for what code of a user has left behind may
-leave them out."""
+"""Threads of episodes, which are not left behind by code of a user."""
 
-_left: set[asyncio.Future[Any]] = set()  # late ones, until they end
+_kept: set[asyncio.Future[Any]] = set()
 
 
 class Thread:
@@ -149,10 +149,10 @@ async def limited(
     thread = Thread()
     task = asyncio.ensure_future(thread.call(function, **kwargs))
     task.add_done_callback(lambda _: thread.end())
-  return await within(task, secs)
+  return await _within(task, secs)
 
 
-async def within(task: asyncio.Future[Any], secs: float) -> Any:
+async def _within(task: asyncio.Future[Any], secs: float) -> Any:
   """Waits for a task, at most so long; then it is cancelled and left alone.
 
   Raises:
@@ -162,16 +162,21 @@ async def within(task: asyncio.Future[Any], secs: float) -> Any:
     await asyncio.wait({task}, timeout=secs)
   finally:
     if not task.done():
-      _left.add(task)
-      task.add_done_callback(_forget)
+      keep(task)
       task.cancel()
   if not task.done():
     raise Late
   return task.result()
 
 
+def keep(task: asyncio.Future[Any]) -> None:
+  """Keeps a task until it is done, also if nobody waits for it any more."""
+  _kept.add(task)
+  task.add_done_callback(_forget)
+
+
 def _forget(task: asyncio.Future[Any]) -> None:
-  _left.discard(task)
+  _kept.discard(task)
   if not task.cancelled():
     task.exception()  # so that nothing is printed of it
 
@@ -215,7 +220,7 @@ class Blocking:
       return await result if inspect.isawaitable(result) else result
 
     if None in self._waiting:
-      raise base.Ended('The episode is over.')
+      raise base.Ended(base.OVER)
     future = asyncio.run_coroutine_threadsafe(asked(), self._loop)
     self._waiting.add(future)
     if None in self._waiting:  # since then
@@ -223,7 +228,7 @@ class Blocking:
     try:
       return future.result()
     except futures.CancelledError:
-      raise base.Ended('The episode is over.') from None
+      raise base.Ended(base.OVER) from None
     finally:
       self._waiting.discard(future)
 

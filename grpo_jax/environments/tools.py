@@ -29,7 +29,7 @@ from grpo_jax.environments import threads
 
 _MARK = 'grpo_jax_tool'
 _Function = TypeVar('_Function', bound=Callable[..., Any])
-MOST_CHARACTERS = 100_000
+_MOST_CHARACTERS = 100_000
 _ERROR_CHARACTERS = 500
 
 
@@ -142,7 +142,7 @@ async def run_calls(
   calls: Sequence[base.ToolCall],
   tools: Mapping[str, Callable[..., Any]],
   secs: float,
-  characters: int = MOST_CHARACTERS,
+  characters: int = _MOST_CHARACTERS,
 ) -> list[Outcome]:
   """Runs calls side by side.
 
@@ -220,12 +220,11 @@ async def _run(
       f'There is no tool {call.name!r}{importing.nearest(call.name, tools)}; '
       f'there are: {", ".join(tools) or "none"}.'
     )
+  given = copy.deepcopy(call.arguments)  # a tool may change what it is given
+  arguments, problem = schemas.fit(given, _parameters(function), call.name)
+  if problem:
+    return _wrong(problem)
   try:
-    parameters = _parameters(function)
-    given = copy.deepcopy(call.arguments)  # a tool may change what it is given
-    arguments, problem = schemas.fit(given, parameters, call.name)
-    if problem:
-      return _wrong(problem)
     result = await threads.limited(function, secs, **arguments)
     return _text(call.name, function, result)
   except (base.Unavailable, base.Ended):

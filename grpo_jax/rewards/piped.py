@@ -111,10 +111,10 @@ def start(
 
 
 def portable(value: Any, subject: str, instead: str) -> str | bytes:
-  """A function or class as another process can take it.
+  """A function, class or other object as another process can take it.
 
   Args:
-    value: The function, or its name already.
+    value: It, or its name already.
     subject: The first words of an error message.
     instead: Its last words: what else to do.
 

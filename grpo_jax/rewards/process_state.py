@@ -29,7 +29,7 @@ class State:
     """Whether all is as it was; what can be set back, is.
 
     Args:
-      own: Threads that are there for a reason.
+      own: Threads that may stay, although they were started since.
     """
     try:
       os.chdir(self.folder)

@@ -10,6 +10,8 @@ are random too.
 - E5b, `transformer_jump`: what a jump of that scale does, with its own
   gradients.
 - E6b, `transformer_prefix`: tokens that a whole group shares, by method.
+
+All of it is one file, because all three ask the same policy and its rollouts.
 """
 
 from collections.abc import Callable
