@@ -166,7 +166,7 @@ CASES = [
   for kind in LAYOUTS
   for devices in MESHES
 ]
-SOME = {(False, 'packed', 1), (True, 'shared', 1), (True, 'packed', 8)}
+SOME = {(True, 'shared', 1), (True, 'packed', 8)}
 
 
 def of_mesh(method, devices):
