@@ -4,11 +4,13 @@ A round begins when every episode has asked or is over. Devices are used by this
 thread alone; environments run where their player lets them run.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import itertools
+import json
 from typing import Any
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ from grpo_jax.environments.base import Reply
 from grpo_jax.episodes import transcript as transcript_lib
 from grpo_jax.episodes.transcript import Path
 from grpo_jax.episodes.transcript import Transcript
+from grpo_jax.episodes.transcript import Turn
 from grpo_jax.episodes.types import Episode
 from grpo_jax.mesh import random_keys
 
@@ -48,6 +51,10 @@ class Limits:
   context_tokens: int
   prompt_tokens: int = 1 << 30
   result_tokens: int = 1 << 30
+
+
+_MOST_KEPT = 1000  # characters of what is kept to be encoded once
+_MOST_KEPT_IDS = 16  # of a turn that is kept to be read once
 
 
 class Played(NamedTuple):
@@ -173,10 +180,14 @@ class _Rounds:
     self._opened = tokenizer.opens_reasoning()
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
+    # What episodes are told, and say, is often the same.
+    self._encoded: dict[str, list[int]] = {}
+    self._parsed: dict[tuple[bytes, bool], formats.Parsed] = {}
 
   def asked(self) -> list[_Call]:
     """The turns that wait, by episode; none once all episodes are over."""
     calls: list[_Call] = []
+    waiting: collections.Counter[int] = collections.Counter()
     while not calls and not all(one.is_over for one in self._live):
       said: list[events.Say] = []
       for event in self._player.wait():
@@ -188,10 +199,11 @@ class _Rounds:
           said = [one for one in said if one.episode != event.episode]
       # By the tree: whom a limit meets is no matter of who came first.
       for event in sorted(said, key=self._place):
-        waiting = sum(call.number == event.episode for call in calls)
-        call = self._said(self._live[event.episode], event, waiting)
+        number = event.episode
+        call = self._said(self._live[number], event, waiting[number])
         if call is not None:
           calls.append(call)
+          waiting[number] += 1
     return calls
 
   def _place(self, event: events.Say) -> tuple[int, Path]:
@@ -231,12 +243,7 @@ class _Rounds:
     messages = [self._shortened(message) for message in event.messages]
     if last is None:
       one.tools = one.tools or event.tools
-      ids = self._tokenizer.begin_chat(messages, one.tools)
-    else:
-      # A stop string ends a turn without an end token, as a limit does.
-      cut = last.sampled.finish != engines.ENDED
-      is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
-      ids = self._tokenizer.continue_chat(messages, one.tools, cut, is_open)
+    ids = self._ids(messages, one.tools, last)
     limits, drawn = self._limits, transcript.drawn() + one.asked
     whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
     room = {
@@ -257,20 +264,36 @@ class _Rounds:
     key = transcript.contexts[path].key
     return _Call(event.episode, event.context, whole, key, limit)
 
+  def _ids(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
+    last: Turn | None,
+  ) -> list[int]:
+    """What messages are behind a turn, or without one at the beginning."""
+    tokenizer, cut, is_open = self._tokenizer, False, False
+    if last is not None:
+      # A stop string ends a turn without an end token, as a limit does.
+      cut = last.sampled.finish != engines.ENDED
+      is_open = cut and tokenizer.reasoning_is_open(last.ids)
+    key = json.dumps([messages, tools, last is None, cut, is_open])
+    if (ids := self._encoded.get(key)) is not None:
+      return ids
+    if last is None:
+      ids = tokenizer.begin_chat(messages, tools)
+    else:
+      ids = tokenizer.continue_chat(messages, tools, cut, is_open)
+    if len(key) <= _MOST_KEPT:
+      self._encoded[key] = ids
+    return ids
+
   def answer(self, call: _Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
     turn = one.transcript.add(one.contexts[call.context], sampled)
     cut = sampled.finish == engines.TRUNCATED
-    parsed = formats.parse(
-      self._format,
-      self._tokenizer.turn_pieces(sampled.ids),
-      self._opened,
-      cut,
-      one.tools,
-      self._special,
-    )
+    parsed = self._read(sampled.ids, cut, one.tools)
     one.last_text = parsed.text
     if one.ended:
       return  # by another turn of this round
@@ -292,6 +315,22 @@ class _Rounds:
         len(sampled.ids),
       ),
     )
+
+  def _read(
+    self, ids: np.ndarray, cut: bool, tools: Sequence[Any]
+  ) -> formats.Parsed:
+    """What the ids of a turn say."""
+    key = ids.tobytes(), cut
+    if (parsed := self._parsed.get(key)) is not None:
+      return parsed
+    pieces = self._tokenizer.turn_pieces(ids)
+    parsed = formats.parse(
+      self._format, pieces, self._opened, cut, tools, self._special
+    )
+    # Those of calls belong to one episode, and depend on its tools.
+    if not parsed.calls and len(ids) <= _MOST_KEPT_IDS:
+      self._parsed[key] = parsed
+    return parsed
 
   def _shortened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message, without the middle of what a tool says at too great length."""
