@@ -19,6 +19,7 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.base import Reply
 from grpo_jax.episodes import transcript as transcript_lib
 from grpo_jax.episodes.transcript import Path
@@ -171,6 +172,8 @@ class _Rounds:
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
+    template = tokenizer.chat_template
+    self._reads_tools = template is not None and template.reads_tools
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
 
@@ -231,12 +234,15 @@ class _Rounds:
     messages = [self._shortened(message) for message in event.messages]
     if last is None:
       one.tools = one.tools or event.tools
-      ids = self._tokenizer.begin_chat(messages, one.tools)
+      messages = self._written(messages, one.tools)
+      ids = self._tokenizer.begin_chat(messages, self._shown(one))
     else:
       # A stop string ends a turn without an end token, as a limit does.
       cut = last.sampled.finish != engines.ENDED
       is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
-      ids = self._tokenizer.continue_chat(messages, one.tools, cut, is_open)
+      ids = self._tokenizer.continue_chat(
+        self._written(messages), self._shown(one), cut, is_open
+      )
     limits, drawn = self._limits, transcript.drawn() + one.asked
     whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
     room = {
@@ -312,7 +318,21 @@ class _Rounds:
     last = int(sampled.ids[-1])
     if last not in self._tokenizer.eos_ids:
       return True  # a stop string
-    return last in self._tokenizer.turn_end_ids(one.tools)
+    return last in self._tokenizer.turn_end_ids(self._shown(one))
+
+  def _shown(self, one: _Live) -> Sequence[Any]:
+    """The tools that the chat template is given."""
+    return one.tools if self._reads_tools else ()
+
+  def _written(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] = (),
+  ) -> Sequence[Mapping[str, Any]]:
+    """The messages that the chat template is given."""
+    if self._reads_tools:
+      return messages
+    return tools_as_text.written(messages, tools)
 
 
 def _drawn(

@@ -14,6 +14,7 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
 from grpo_jax.run.build.specs import EnvironmentSpec
@@ -41,7 +42,7 @@ def environment_spec(
     return None
   played = fields.name if own is None else own
   made = forms.resolve(played, fields.kwargs)
-  tokenizer.check_continuation(made.tools)
+  tokenizer.check_continuation(made.tools if _reads_tools(tokenizer) else ())
   widest = max(config.data.completion_buckets)
   context = fields.context_tokens or widest
   return EnvironmentSpec(
@@ -78,6 +79,15 @@ def _call_format(
     ValueError: The template does not say, or writes calls that the format which
       seems to be its own cannot read; or there is no such format.
   """
+  if tools and not _reads_tools(tokenizer):
+    # The model is told in a text how it calls them.
+    if name not in ('auto', tools_as_text.FORMAT):
+      raise ValueError(
+        f'config.environment.call_format={name!r}, but the chat template reads '
+        'no tools, so that the model is told by a text to write calls as '
+        f"{tools_as_text.FORMAT!r}; give 'auto'."
+      )
+    return formats.find(tools_as_text.FORMAT)
   if name != 'auto':
     return formats.find(name)
   template = tokenizer.chat_template
@@ -93,6 +103,11 @@ def _call_format(
       f"of {', '.join(formats.NAMES)}, or 'module:function' of your own."
     )
   return format
+
+
+def _reads_tools(tokenizer: Tokenizer) -> bool:
+  template = tokenizer.chat_template
+  return template is not None and template.reads_tools
 
 
 def _read_back(
