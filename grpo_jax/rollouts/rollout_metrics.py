@@ -103,7 +103,7 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
   whole = ended != 'failed'
   found['env_failed'] = np.mean(~whole)
   if not whole.any():
-    return found
+    return {name: float(value) for name, value in found.items()}
   some = [one for one in every if one.ended != 'failed']
   turns = [one.turns for one in some]
   drawn = rollout.drawn.reshape(-1)[whole]
@@ -120,7 +120,7 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
   secs = np.array([one.secs for one in some])
   if len(secs := secs[np.isfinite(secs)]):
     found |= {'env_secs_p50': np.median(secs), 'env_secs_max': secs.max()}
-  return found
+  return {name: float(value) for name, value in found.items()}
 
 
 def failed_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
