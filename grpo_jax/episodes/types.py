@@ -38,8 +38,8 @@ class Account(NamedTuple):
     ended: One of `ENDS`.
     failure: Why it failed; '' if it did not.
     tool_calls: How many calls the environment has made for the policy.
-    tool_errors: How many of them went wrong.
-    parse_errors: How much of the replies could not be read.
+    tool_errors: How many of them went wrong, or could not be read.
+    parse_errors: How much else of the replies could not be read.
     secs: What the environment took itself; NaN if that is not known.
   """
 

@@ -66,7 +66,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'context_share': Row('not by the policy', '%', 1),
     'tool_calls': Row('calls of tools', '', 1),
     'tool_errors': Row('errors of tools', if_any=True),
-    'parse_errors': Row('parts not read', if_any=True),
+    'parse_errors': Row('faults of replies', if_any=True),
     'ended/done': Row('ended by environment', '%', 1),
     'ended/end': Row('ended the whole chat', '%', 1, if_any=True),
     'ended/length': Row('cut inside a turn', '%', if_any=True),

@@ -161,12 +161,12 @@ _MEANINGS = {
   ),
   'tool_calls': 'Mean number of calls of tools in an episode.',
   'tool_errors': (
-    'Mean number of calls in an episode that went wrong: the policy reads why '
-    'and goes on.'
+    'Mean number of calls in an episode that went wrong, or could not be read: '
+    'the policy reads why and goes on.'
   ),
   'parse_errors': (
-    'Mean number of things in an episode that look like a call of a tool and '
-    'could not be read.'
+    'Mean number of other things in an episode that could not be read, such as '
+    'reasoning that is not closed.'
   ),
   'ended/done': 'Share of the episodes that their environment has ended.',
   'ended/end': (
@@ -330,7 +330,7 @@ _MORE = {
   'context_share': monitor.Row('share not written by the policy', '%'),
   'tool_calls': monitor.Row('calls of tools in an episode'),
   'tool_errors': monitor.Row('calls of tools that went wrong'),
-  'parse_errors': monitor.Row('calls of tools that could not be read'),
+  'parse_errors': monitor.Row('faults of replies'),
   'ended/done': monitor.Row('share ended by the environment', '%'),
   'ended/end': monitor.Row('share that ended the whole chat', '%'),
   'ended/length': monitor.Row('share cut inside a turn', '%'),
