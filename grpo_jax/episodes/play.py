@@ -24,6 +24,7 @@ from grpo_jax.environments.base import Reply
 from grpo_jax.episodes import transcript as transcript_lib
 from grpo_jax.episodes.transcript import Path
 from grpo_jax.episodes.transcript import Transcript
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
 from grpo_jax.mesh import random_keys
 
@@ -55,19 +56,26 @@ class Played(NamedTuple):
   """An episode that is over.
 
   Attributes:
-    episode: Its tokens, behind the prompt of its group.
+    episode: Its tokens, behind the prompt of its group, and its account.
     reward: Its own, with those of its turns; 0 if a limit has cut it before
       any; None if it failed or has none.
-    failure: Why it failed; '' if it did not.
     last_text: What the policy has said last.
-    counts: `tool_calls`, `tool_errors`, `parse_errors`, `secs`.
   """
 
   episode: Episode
   reward: float | None
-  failure: str
   last_text: str
-  counts: Mapping[str, float]
+
+  @property
+  def account(self) -> Account:
+    """What is told of it."""
+    assert self.episode.account is not None  # it was played
+    return self.episode.account
+
+  @property
+  def failure(self) -> str:
+    """Why it failed; '' if it did not."""
+    return self.account.failure
 
 
 @dataclasses.dataclass
@@ -85,7 +93,7 @@ class _Live:
   last_text: str = ''
   is_over: bool = False
   asked: int = 0  # tokens that the calls under way may still draw
-  counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class _Call(NamedTuple):
@@ -234,8 +242,8 @@ class _Rounds:
     messages = [self._shortened(message) for message in event.messages]
     if last is None:
       one.tools = one.tools or event.tools
-      messages = self._written(messages, one.tools)
-      ids = self._tokenizer.begin_chat(messages, self._shown(one))
+      written = self._written(messages, one.tools)
+      ids = self._tokenizer.begin_chat(written, self._shown(one))
     else:
       # A stop string ends a turn without an end token, as a limit does.
       cut = last.sampled.finish != engines.ENDED
@@ -256,7 +264,7 @@ class _Rounds:
       one.ended = one.ended or met[0]
       self._player.cancel(event.episode, one.ended)
       return None
-    transcript.read(path, ids)
+    transcript.read(path, ids, messages)
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
     one.asked += limit
@@ -267,11 +275,13 @@ class _Rounds:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
-    turn = one.transcript.add(one.contexts[call.context], sampled)
+    pieces = self._tokenizer.turn_pieces(sampled.ids)
+    text = ''.join(text for text, _ in pieces)
+    turn = one.transcript.add(one.contexts[call.context], sampled, text)
     cut = sampled.finish == engines.TRUNCATED
     parsed = formats.parse(
       self._format,
-      self._tokenizer.turn_pieces(sampled.ids),
+      pieces,
       self._opened,
       cut,
       one.tools,
@@ -420,10 +430,15 @@ def _played(one: _Live, prompt: int) -> Played:
   for number, value in one.rewards.items():
     rewards[by_turn[number]] = value
   own = [x for x in (one.reward, *one.rewards.values()) if x is not None]
-  return Played(
-    found._replace(reward=rewards if one.rewards else None, ended=one.ended),
-    float(sum(own)) if (own or is_cut) and not one.failure else None,
+  account = Account(
+    transcript_lib.messages(one.transcript),
+    tuple(rewards.tolist()) if one.rewards else None,
+    'failed' if one.failure else one.ended or 'done',
     one.failure,
+    **one.counts,
+  )
+  return Played(
+    found._replace(account=account),
+    float(sum(own)) if (own or is_cut) and not one.failure else None,
     one.last_text,
-    one.counts,
   )

@@ -9,6 +9,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import engines
 from grpo_jax.environments import formats
 from grpo_jax.episodes import play
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
 from grpo_jax.run.build import environment as build_environment
 from tests.data import continuation_test
@@ -160,9 +161,10 @@ def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
   spec = types.SimpleNamespace(failed_share=0.5)
   nothing: list = [None] * len(Episode._fields)
   episode = Episode(*nothing)._replace(finish=engines.ENDED)
+  accounts = [Account(failure='raised X' * (n < failed)) for n in range(4)]
   played = [
-    [play.Played(episode, None, 'raised X' * (n < failed), '', {})]
-    for n in range(4)
+    [play.Played(episode._replace(account=account), None, '')]
+    for account in accounts
   ]
   if not ends:
     build_environment.check_failures(spec, played)
