@@ -206,6 +206,7 @@ def _collected(
       rollout=step,
       purpose=purpose,
       check=run.check,
+      hosts=run.hosts,
     )
     return playing.collect(
       records,
