@@ -9,6 +9,7 @@ from typing import Any
 from grpo_jax import engines
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.environments import sessions
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import playing
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
@@ -29,6 +30,7 @@ def collect(
   workers: rewards_lib.Workers | None = None,
   player: sessions.Player | None = None,
   check: Callable[[], None] = lambda: None,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> Rollout:
   """A group of completions or episodes of each record.
 
@@ -45,6 +47,7 @@ def collect(
     workers: Likewise.
     player: Plays episodes, if the run has an environment.
     check: See `rollout.collect`.
+    hosts: The processes that play; see `play.play`.
   """
   spec, buckets = run.environment, run.data.completion_buckets
   if spec is None or player is None:
@@ -77,6 +80,7 @@ def collect(
     rollout=step,
     purpose=purpose,
     check=check,
+    hosts=hosts,
   )
   return playing.collect(
     records, play, run.tokenizer, rewards, buckets, judging, workers

@@ -216,6 +216,7 @@ def evaluate(
     environment=environment,
   )
   with _quiet(), joining.joined() as peers:
+    stop = stop_signal.Stop()
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, True, peers
     )
@@ -228,7 +229,8 @@ def evaluate(
       max_tokens,
       completions if peers.is_first else None,
       answer,
-      judging.shared(peers, stop_signal.Stop()),
+      judging.shared(peers, stop),
+      judging.hosts(peers, stop),
     )
 
 

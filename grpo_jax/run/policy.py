@@ -15,6 +15,7 @@ from typing import NamedTuple
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
@@ -137,6 +138,7 @@ def evaluate(
   completions: str | None = None,
   answer: Callable[[str], str] | None = None,
   judging: rollout_lib.Judging = rollout_lib.judged_alone,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> dict[str, Any]:
   """Samples answers to held-out problems and sums them up.
 
@@ -152,6 +154,7 @@ def evaluate(
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     judging: How several processes judge together.
+    hosts: How they play together.
 
   Returns:
     What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
@@ -201,6 +204,7 @@ def evaluate(
       judging,
       workers,
       player,
+      hosts=hosts,
     )
   summary = {
     'checkpoint': policy.step,

@@ -206,4 +206,5 @@ def _collected(
     run.workers,
     run.player,
     run.check,
+    run.hosts,
   )

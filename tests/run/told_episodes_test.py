@@ -1,6 +1,5 @@
-"""What a person is told of the episodes of a run, and that a replay learns them."""
+"""What a person is told of the episodes of a run, which a replay learns."""
 
-import dataclasses
 import types
 
 import numpy as np
@@ -11,7 +10,6 @@ from grpo_jax.episodes.types import Account
 from grpo_jax.monitor import alarms as alarms_lib
 from grpo_jax.monitor import table
 from grpo_jax.rollouts import parquet
-from grpo_jax.run import loop
 from grpo_jax.run import reports
 from grpo_jax.run import watching
 from tests import runs
