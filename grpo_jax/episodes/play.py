@@ -114,6 +114,7 @@ def play(
   rollout: int,
   purpose: str = 'sample',
   alike: bool = True,
+  environments: Sequence[str] = (),
   check: Callable[[], None] = lambda: None,
   hosts: meeting_lib.Hosts = meeting_lib.ALONE,
 ) -> tuple[list[list[int]], list[list[Played]]]:
@@ -134,6 +135,8 @@ def play(
     purpose: See `engines.requests`. What is no sample begins alike in every
       rollout, so that its results can be compared.
     alike: Whether all episodes of a record begin with one seed.
+    environments: Which of those that the player knows each record begins; ()
+      is the one whose name is ''.
     check: Called between two turns of the engine; what it raises ends it all.
     hosts: The processes that play. Each knows the tokens of the episodes that
       it has played (`Episode.holder`), and of the others how they have ended.
@@ -152,7 +155,8 @@ def play(
   for p, g in np.ndindex(len(records), group):
     if own[p]:
       start = int(starts[p, 0 if alike else g])
-      begin = events.Begin(p * group + g, records[p], start, '')
+      name = environments[p] if environments else ''
+      begin = events.Begin(p * group + g, records[p], start, name)
       live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
       player.begin(begin)
   rounds = _Rounds(live, tokenizer, player, call_format, limits)
