@@ -58,7 +58,10 @@ from grpo_jax.episodes.types import Rollout
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
 _EXTRAS, _REWARD, _FAILURE = 'extras/', 'reward/', 'failure/'
 _COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
-_OF_EPISODES = {'mask': 'chosen', _EXTRAS + 'turn': 'turn'}  # if they were played
+_OF_EPISODES = {
+  'mask': 'chosen',
+  _EXTRAS + 'turn': 'turn',
+}  # if they were played
 _FIELDS = {
   column: field for field, column in {**_COLUMNS, **_OF_EPISODES}.items()
 }

@@ -97,6 +97,7 @@ def played(
     limits: See `play.Limits`.
     tokenizer: Of the engines.
   """
+
   def play(records, index):
     """Each episode with an engine of its own, so that it says what it must."""
     found = []

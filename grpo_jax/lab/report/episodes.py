@@ -97,7 +97,9 @@ def from_tokens(
   for k, is_chosen in enumerate(course.chosen):
     at, mark = first + k, ''
     turn = course.turn[k]
-    if is_chosen and (not k or not chosen[at - 1] or course.turn[k - 1] != turn):
+    if is_chosen and (
+      not k or not chosen[at - 1] or course.turn[k - 1] != turn
+    ):
       mark = _turn_mark(course, turn)
     elif course.previous and course.previous[k] != k - 1:
       behind = course.previous[k]
