@@ -1,6 +1,7 @@
-"""What a person is told of the episodes of a run, and that a replay learns them."""
+"""What people are told of episodes of a run; a replay learns the same."""
 
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_the_terminal_shows_what_there_is_of_episodes():
 
 def samples_of(rollout):
   """The samples of a rollout, of a run that writes nothing."""
-  session = types.SimpleNamespace(
+  session: Any = types.SimpleNamespace(
     run=types.SimpleNamespace(
       keep=types.SimpleNamespace(completions_every_steps=0, samples=2)
     ),

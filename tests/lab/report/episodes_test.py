@@ -1,4 +1,4 @@
-"""A page shows who wrote which token of an episode, and what each turn earned."""
+"""Pages show who wrote which token of an episode, and what turns earned."""
 
 import html
 import re
