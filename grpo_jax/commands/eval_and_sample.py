@@ -31,6 +31,7 @@ def run_eval(arguments: Arguments) -> None:
       max_tokens=arguments.max_tokens,
       completions=arguments.completions if peers.is_first else None,
       judging=judging.shared(peers, together.STOP),
+      hosts=judging.hosts(peers, together.STOP),
     )
     printing.show_json(summary) if arguments.json else show(summary)
 

@@ -1,13 +1,15 @@
 """Plays episodes in rounds: all calls that wait are one batch of the engine.
 
-A round begins when every episode has asked or is over. Devices are used by this
-thread alone; environments run where their player lets them run.
+A round begins when every episode has asked or is over, in every process that
+plays; see `meeting`. Devices are used by this thread alone; environments run
+where their player lets them run.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any
 from typing import NamedTuple
@@ -19,8 +21,11 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.base import Reply
+from grpo_jax.episodes import meeting as meeting_lib
 from grpo_jax.episodes import transcript as transcript_lib
+from grpo_jax.episodes.meeting import Call
 from grpo_jax.episodes.transcript import Path
 from grpo_jax.episodes.transcript import Transcript
 from grpo_jax.episodes.types import Account
@@ -95,16 +100,6 @@ class _Live:
   counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class _Call(NamedTuple):
-  """A turn that is to be drawn."""
-
-  number: int  # of the episode
-  context: int
-  ids: np.ndarray
-  key: np.ndarray
-  limit: int
-
-
 def play(
   records: Sequence[Mapping[str, Any]],
   index: Sequence[int],
@@ -120,6 +115,7 @@ def play(
   purpose: str = 'sample',
   alike: bool = True,
   check: Callable[[], None] = lambda: None,
+  hosts: meeting_lib.Hosts = meeting_lib.ALONE,
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """Plays G episodes of each of P records.
 
@@ -139,6 +135,9 @@ def play(
       rollout, so that its results can be compared.
     alike: Whether all episodes of a record begin with one seed.
     check: Called between two turns of the engine; what it raises ends it all.
+    hosts: The processes that play. Each knows the tokens of the episodes that
+      it has played (`Episode.holder`), and of the others how they have ended.
+      The engine must give all of them all that it draws.
 
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
@@ -148,21 +147,26 @@ def play(
   if purpose != 'sample':
     name, when = f'environment, {purpose}', 0
   starts = random_keys.folded(seed, name, when, index, range(group))[..., 0]
-  live = []
+  own = hosts.players(len(records)) == hosts.rank
+  live = {}
   for p, g in np.ndindex(len(records), group):
-    start = int(starts[p, 0 if alike else g])
-    begin = events.Begin(len(live), records[p], start, '')
-    live.append(_Live(Transcript(keys[p, g]), begin))
-    player.begin(begin)
+    if own[p]:
+      start = int(starts[p, 0 if alike else g])
+      begin = events.Begin(p * group + g, records[p], start, '')
+      live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
+      player.begin(begin)
   rounds = _Rounds(live, tokenizer, player, call_format, limits)
-  while calls := rounds.asked():
-    for call, one in zip(
-      calls,
-      _drawn(engine, calls, live, sampling, group, check),
-      strict=True,
-    ):
-      rounds.answer(call, one)
-  return _grouped(live, group, sampling, limits.prompt_tokens)
+  meeting, number = meeting_lib.Meeting(hosts), len(records) * group
+  while calls := meeting.calls(rounds.asked):
+    drawn = _drawn(engine, calls, number, sampling, group, check)
+    for call, one in zip(calls, drawn, strict=True):
+      meeting.note(call, one)
+      if call.number in live:
+        rounds.answer(call, one)
+  grouped = functools.partial(
+    _grouped, live, group, sampling, limits.prompt_tokens
+  )
+  return _known_to_all(grouped, hosts)
 
 
 class _Rounds:
@@ -170,7 +174,7 @@ class _Rounds:
 
   def __init__(
     self,
-    live: list[_Live],
+    live: dict[int, _Live],
     tokenizer: Tokenizer,
     player: sessions.Player,
     call_format: formats.Format,
@@ -179,19 +183,24 @@ class _Rounds:
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
+    template = tokenizer.chat_template
+    self._reads_tools = template is not None and template.reads_tools
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
 
-  def asked(self) -> list[_Call]:
+  def asked(self) -> list[Call]:
     """The turns that wait, by episode; none once all episodes are over."""
-    calls: list[_Call] = []
-    while not calls and not all(one.is_over for one in self._live):
+    calls: list[Call] = []
+    is_again = False  # an episode has begun again, and is waited for
+    while (is_again or not calls) and not self._are_over():
       said: list[events.Say] = []
+      is_again = False
       for event in self._player.wait():
         if isinstance(event, events.Say):
           said.append(event)
           continue
         self._take(event)
+        is_again |= isinstance(event, events.Failed) and event.unavailable
         if isinstance(event, events.Done | events.Failed):
           said = [one for one in said if one.episode != event.episode]
       # By the tree: whom a limit meets is no matter of who came first.
@@ -200,7 +209,10 @@ class _Rounds:
         call = self._said(self._live[event.episode], event, waiting)
         if call is not None:
           calls.append(call)
-    return calls
+    return sorted(calls, key=lambda call: call.number)
+
+  def _are_over(self) -> bool:
+    return all(one.is_over for one in self._live.values())
 
   def _place(self, event: events.Say) -> tuple[int, Path]:
     return event.episode, self._live[event.episode].contexts[event.context]
@@ -226,7 +238,7 @@ class _Rounds:
       case events.Failed():
         one.is_over, one.failure = True, event.reason
 
-  def _said(self, one: _Live, event: events.Say, waiting: int) -> _Call | None:
+  def _said(self, one: _Live, event: events.Say, waiting: int) -> Call | None:
     """Adds messages to a context; the turn behind them, if it is allowed.
 
     Args:
@@ -239,12 +251,15 @@ class _Rounds:
     messages = [self._shortened(message) for message in event.messages]
     if last is None:
       one.tools = one.tools or event.tools
-      ids = self._tokenizer.begin_chat(messages, one.tools)
+      written = self._written(messages, one.tools)
+      ids = self._tokenizer.begin_chat(written, self._shown(one))
     else:
       # A stop string ends a turn without an end token, as a limit does.
       cut = last.sampled.finish != engines.ENDED
       is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
-      ids = self._tokenizer.continue_chat(messages, one.tools, cut, is_open)
+      ids = self._tokenizer.continue_chat(
+        self._written(messages), self._shown(one), cut, is_open
+      )
     limits, drawn = self._limits, transcript.drawn() + one.asked
     whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
     room = {
@@ -262,10 +277,10 @@ class _Rounds:
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
     one.asked += limit
-    key = transcript.contexts[path].key
-    return _Call(event.episode, event.context, whole, key, limit)
+    key, is_first = transcript.contexts[path].key, not transcript.turns
+    return Call(event.episode, event.context, whole, key, limit, is_first)
 
-  def answer(self, call: _Call, sampled: engines.Sampled) -> None:
+  def answer(self, call: Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
@@ -322,13 +337,27 @@ class _Rounds:
     last = int(sampled.ids[-1])
     if last not in self._tokenizer.eos_ids:
       return True  # a stop string
-    return last in self._tokenizer.turn_end_ids(one.tools)
+    return last in self._tokenizer.turn_end_ids(self._shown(one))
+
+  def _shown(self, one: _Live) -> Sequence[Any]:
+    """The tools that the chat template is given."""
+    return one.tools if self._reads_tools else ()
+
+  def _written(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] = (),
+  ) -> Sequence[Mapping[str, Any]]:
+    """The messages that the chat template is given."""
+    if self._reads_tools:
+      return messages
+    return tools_as_text.written(messages, tools)
 
 
 def _drawn(
   engine: engines.Engine,
-  calls: Sequence[_Call],
-  live: Sequence[_Live],
+  calls: Sequence[Call],
+  number: int,
   sampling: engines.Sampling,
   group: int,
   check: Callable[[], None],
@@ -336,22 +365,22 @@ def _drawn(
   """What the engine draws for calls, in their order.
 
   The first calls of a group read the same, and are one request. All others are
-  requests of their own, as many in each round, so that programs are few.
+  requests of their own, as many in each round as there are episodes, so that
+  programs are few.
   """
   asked, places = [], []
   for _, some in itertools.groupby(
     range(len(calls)), lambda n: calls[n].number // group
   ):
     whole = [*some]
-    parts = (
-      [whole] if _are_one(calls, whole, live, group) else [[n] for n in whole]
-    )
+    is_one = _are_one([calls[n] for n in whole], group)
+    parts = [whole] if is_one else [[n] for n in whole]
     for part in parts:
       asked.append(_request([calls[n] for n in part], sampling))
       places.append(part)
   if any(len(one.keys) == 1 for one in asked):
     blank = asked[0]._replace(keys=asked[0].keys[:1], limit=1)
-    asked += [blank] * (len(live) - len(asked))
+    asked += [blank] * (number - len(asked))
   found: list[Any] = [None] * len(calls)
   sampled = engines.generate(engine, asked, check=check)
   for part, drawn in zip(places, sampled):
@@ -360,21 +389,19 @@ def _drawn(
   return found
 
 
-def _are_one(
-  calls: Sequence[_Call], some: Sequence[int], live: Sequence[_Live], group: int
-) -> bool:
+def _are_one(calls: Sequence[Call], group: int) -> bool:
   """Whether some calls are the first of a whole group, and read the same."""
-  first = calls[some[0]]
-  return [calls[n].number % group for n in some] == [*range(group)] and all(
-    not live[calls[n].number].transcript.turns
-    and np.array_equal(calls[n].ids, first.ids)
-    and calls[n].limit == first.limit
-    for n in some
+  first = calls[0]
+  return [call.number % group for call in calls] == [*range(group)] and all(
+    call.is_first
+    and np.array_equal(call.ids, first.ids)
+    and call.limit == first.limit
+    for call in calls
   )
 
 
 def _request(
-  calls: Sequence[_Call], sampling: engines.Sampling
+  calls: Sequence[Call], sampling: engines.Sampling
 ) -> engines.Request:
   """One request for calls that read the same."""
   first, keys = calls[0], np.stack([call.key for call in calls])
@@ -383,20 +410,60 @@ def _request(
 
 
 def _grouped(
-  live: Sequence[_Live],
+  live: Mapping[int, _Live],
   group: int,
   sampling: engines.Sampling,
   most: int,
-) -> tuple[list[list[int]], list[list[Played]]]:
-  """The prompt of each group, and its episodes behind it."""
-  prompts, played = [], []
+) -> list[tuple[list[int], list[Played]]]:
+  """The prompt of each group that was played here, and its episodes behind."""
+  found = []
   for first in range(0, len(live), group):
-    some = live[first : first + group]
+    some = [*live.values()][first : first + group]
     begun = [one.transcript for one in some if one.transcript.turns]
     prompt = transcript_lib.common_ids(begun)[:most] if begun else []
-    prompts.append(prompt or [sampling.eos_ids[0]])
-    played.append([_played(one, len(prompt)) for one in some])
-  return prompts, played
+    played = [_played(one, len(prompt)) for one in some]
+    found.append((prompt or [sampling.eos_ids[0]], played))
+  return found
+
+
+def _known_to_all(
+  grouped: Callable[[], list[tuple[list[int], list[Played]]]],
+  hosts: meeting_lib.Hosts,
+) -> tuple[list[list[int]], list[list[Played]]]:
+  """The prompts and episodes of all groups, as far as this process is told."""
+  if hosts.number == 1:
+    found = grouped()
+  else:
+    own = []
+
+    def tell():
+      own.extend(grouped())
+      return [
+        (prompt, [_outside(one) for one in group]) for prompt, group in own
+      ]
+
+    told = hosts.exchange(tell)
+    found = [
+      (prompt, [_held(one, rank) for one in group])
+      for rank, theirs in enumerate(told)
+      for prompt, group in (own if rank == hosts.rank else theirs)
+    ]
+  prompts, played = zip(*found, strict=True)
+  return [*prompts], [*played]
+
+
+def _outside(one: Played) -> Played:
+  """What others are told of an episode: all but its tokens."""
+  arrays = {
+    name: x[:0]
+    for name, x in one.episode._asdict().items()
+    if isinstance(x, np.ndarray)
+  }
+  return one._replace(episode=one.episode._replace(**arrays), last_text='')
+
+
+def _held(one: Played, rank: int) -> Played:
+  return one._replace(episode=one.episode._replace(holder=rank))
 
 
 def _played(one: _Live, prompt: int) -> Played:

@@ -53,6 +53,8 @@ def collect(
   index = [record['index'] for record in records]
   prompts, played = play(records, index)
   episodes = [[one.episode for one in group] for group in played]
+  # Before judging, after which those of other processes have lengths too.
+  texts = [[tokenizer.decode(one.ids) for one in group] for group in episodes]
   with rewards_lib.Scoring(rewards, workers) as scoring:
     judge = _Judge(records, played, scoring, rewards)
     episodes, scores = judging(judge, episodes)
@@ -62,7 +64,7 @@ def collect(
     completion_buckets,
     prompts=prompts,
     prompt_texts=[prompt_text(record['prompt']) for record in records],
-    texts=[[tokenizer.decode(one.ids) for one in group] for group in episodes],
+    texts=texts,
     index=np.array(index, np.int64),
     reward_names=tuple(reward.name for reward in rewards),
     answers=[rollout_lib.answer_text(one.get('answer')) for one in records],

@@ -47,7 +47,7 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-  """Ids that the policy did not choose, i32[n], and what they say."""
+  """Ids that the policy did not choose, i32[n], and the messages in them."""
 
   ids: np.ndarray
   messages: tuple[Mapping[str, Any], ...] = ()

@@ -18,8 +18,8 @@ completion_ids        list, as long as the completion; `Batch.tokens`
 mask, version, ...    every other field of `Batch` that is set, by its name
 extras/NAME           every array of `Batch.extras`
 previous              list: `Rollout.previous`, if completions branch
-messages              JSON: who said what, if completions are episodes that
-                      were played; see `Account`. Below: if they are
+messages              JSON, if the completions are episodes that were played:
+                      who said what; see `Account`. So are the columns below
 chosen, turn          lists, in the place of `mask` and `extras/turn`: which
                       tokens the policy wrote, and in which turn
 turn_reward           list: what the environment gave for each turn, or null

@@ -171,6 +171,7 @@ def evaluate(
   heldout: Any = None,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   answer: Callable[[str], str] | None = None,
   checkpoint: int | str = 'latest',
   examples: int = 0,
@@ -189,6 +190,7 @@ def evaluate(
     heldout: Held-out prompts; needed if the run was given them in Python.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
+    environment: Likewise.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     checkpoint: The number of a rollout, 'latest' or 'best'.
@@ -211,8 +213,10 @@ def evaluate(
     heldout=heldout,
     tokenizer=tokenizer,
     model=model,
+    environment=environment,
   )
   with _quiet(), joining.joined() as peers:
+    stop = stop_signal.Stop()
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, True, peers
     )
@@ -225,7 +229,8 @@ def evaluate(
       max_tokens,
       completions if peers.is_first else None,
       answer,
-      judging.shared(peers, stop_signal.Stop()),
+      judging.shared(peers, stop),
+      judging.hosts(peers, stop),
     )
 
 
@@ -236,6 +241,7 @@ def sample(
   *,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   checkpoint: int | str = 'latest',
   number: int = 1,
   temperature: float | None = None,
@@ -248,6 +254,7 @@ def sample(
     prompts: Texts, or lists of messages.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
+    environment: Likewise.
     checkpoint: The number of a rollout, 'latest' or 'best'.
     number: Completions of each prompt.
     temperature: Of the sampling; 0: greedy; None: the config's.
@@ -265,7 +272,10 @@ def sample(
       f'prompts={prompts!r:.60} is one text; give a list, as in prompts=[...].'
     )
   resolved, objects = placing.place(
-    _resolved(None, workdir), tokenizer=tokenizer, model=model
+    _resolved(None, workdir),
+    tokenizer=tokenizer,
+    model=model,
+    environment=environment,
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(

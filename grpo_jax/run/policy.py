@@ -15,6 +15,7 @@ from typing import NamedTuple
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
@@ -22,8 +23,10 @@ from grpo_jax.models import lora
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
+from grpo_jax.run import collecting
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
@@ -90,11 +93,11 @@ def load(
       'has trained.'
     )
   if to_evaluate:
-    needed = ('rewards', 'heldout', 'tokenizer', 'model')
+    needed = ('rewards', 'heldout', 'tokenizer', 'model', 'environment')
     call = 'grpo_jax.evaluate(workdir, {})'
     objects_lib.require(config, objects, needed, 'Evaluating this run', call)
   call = 'grpo_jax.sample(workdir, prompts, {})'
-  needed = ('tokenizer', 'model')
+  needed = ('tokenizer', 'model', 'environment')
   objects_lib.require(config, objects, needed, 'Sampling from this run', call)
   run = build.sampler(config, objects)
   joining.check_joined(peers)
@@ -135,6 +138,7 @@ def evaluate(
   completions: str | None = None,
   answer: Callable[[str], str] | None = None,
   judging: rollout_lib.Judging = rollout_lib.judged_alone,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> dict[str, Any]:
   """Samples answers to held-out problems and sums them up.
 
@@ -150,6 +154,7 @@ def evaluate(
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     judging: How several processes judge together.
+    hosts: How they play together.
 
   Returns:
     What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
@@ -179,25 +184,27 @@ def evaluate(
       " and dropped by data.too_long='drop'; give shorter ones."
     )
   sampling, limit = _sampling(run, temperature, max_tokens)
-  prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
-  longest = max(map(len, prompts))
-  limits.check_length(run.weights, longest, limit)
+  if run.environment is None:  # what an episode reads is limited as it grows
+    prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
+    limits.check_length(run.weights, max(map(len, prompts)), limit)
   answer = answer or build.answer_function(run.evaluation)
-  with build_rewards.workers(run.limits, policy.rewards) as workers:
-    rollout = rollout_lib.collect(
+  with (
+    build_rewards.workers(run.limits, policy.rewards) as workers,
+    build_environment.player(run.environment) as player,
+  ):
+    rollout = collecting.collect(
+      run,
       records,
-      run.engine,
-      run.tokenizer,
       policy.rewards,
       sampling,
       limit,
       samples,
-      run.draw.seed,
       policy.step,
-      run.data.completion_buckets,
-      purpose='eval',  # other random numbers than those of the training
-      judging=judging,
-      workers=workers,
+      'eval',  # other random numbers than those of the training
+      judging,
+      workers,
+      player,
+      hosts=hosts,
     )
   summary = {
     'checkpoint': policy.step,

@@ -20,6 +20,7 @@ SAMPLING = engines.Sampling(eos_ids=TOKENIZER.eos_ids)
 LIMITS = play_lib.Limits(
   turns=5, turn_tokens=12, episode_tokens=40, context_tokens=400
 )
+HERMES = formats.find('hermes')
 RECORDS = [{'prompt': 'a', 'answer': '3'}, {'prompt': 'b', 'answer': '5'}]
 
 
@@ -41,7 +42,14 @@ def counting(request, number):
   return [*TOKENIZER.encode(str(turns)), TOKENIZER.eos_ids[0]]
 
 
-def play(environment, answer=counting, records=RECORDS, group=2, **changes):
+def play(
+  environment,
+  answer=counting,
+  records=RECORDS,
+  group=2,
+  call_format=HERMES,
+  **changes,
+):
   engine = FakeEngine(answer, engines.Capabilities(entropy=True))
   engine.load(None, 3)
   options = sessions.Options(where='here')
@@ -53,7 +61,7 @@ def play(environment, answer=counting, records=RECORDS, group=2, **changes):
       engine,
       TOKENIZER,
       player,
-      formats.find('hermes'),
+      call_format,
       SAMPLING,
       limits,
       group,
@@ -127,7 +135,7 @@ def test_a_limit_ends_an_episode_which_counts(changes, ended, turns):
   assert one.episode.turn[one.episode.chosen].max() + 1 == turns
   # As it stands: what the turns were given until then.
   rewards = turns - 1 if ended == 'length' else turns
-  assert one.reward == (-0.25 * rewards if rewards else None)
+  assert one.reward == -0.25 * rewards
 
 
 def test_the_end_of_the_whole_text_ends_the_episode():
@@ -260,3 +268,32 @@ def test_rewards_of_one_turn_add_up():
 
   _, _, ((one,),) = play(episode, records=RECORDS[:1], group=1)
   assert one.reward == 3 and one.account.turn_rewards == (3,)
+
+
+def add(a: int, b: int) -> int:
+  """Adds."""
+  return a + b
+
+
+def test_a_template_without_tools_gets_them_as_texts():
+  said = iter(['```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```'])
+
+  def answer(request, number):
+    text = next(said, '3')
+    return [*TOKENIZER.encode(text), TOKENIZER.eos_ids[0]]
+
+  records = [{'prompt': 'How much is 1+2?'}]
+  _, (prompt,), ((one,),) = play(
+    [add],
+    answer,
+    records,
+    1,
+    formats.find('json_block'),
+    turn_tokens=99,
+    episode_tokens=999,
+    context_tokens=999,
+  )
+  text = TOKENIZER.decode_whole([*prompt, *one.episode.ids])
+  assert text.count('"name": "add", "description": "Adds."') == 1
+  assert '<|im_start|>user\nResult of add:\n3<|im_end|>' in text
+  assert one.last_text == '3' and one.account.tool_calls == 1

@@ -1,4 +1,4 @@
-"""What people are told of episodes of a run; a replay learns the same."""
+"""What a person is told of the episodes of a run, which a replay learns."""
 
 import types
 from typing import Any
