@@ -237,7 +237,7 @@ def evaluate(
 @stop_signal.no_exit()
 def sample(
   workdir: str | os.PathLike[str],
-  prompts: Sequence[data.Prompt],
+  prompts: Sequence[data.Prompt | Mapping[str, Any]],
   *,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
@@ -251,7 +251,7 @@ def sample(
 
   Args:
     workdir: The directory of a run; nothing in it is changed.
-    prompts: Texts, or lists of messages.
+    prompts: Texts, or lists of messages; with an environment also records.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
     environment: Likewise.
@@ -262,7 +262,8 @@ def sample(
 
   Returns:
     One dict per completion: 'prompt', 'completion', and 'truncated', whether
-    the completion was cut at its longest length.
+    the completion was cut at its longest length. Of an episode also 'messages',
+    'reward', 'turn_rewards', 'ended' and 'failure'.
 
   Raises:
     ValueError: Something is missing or cannot be used; the sentence says what.
@@ -281,7 +282,10 @@ def sample(
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, peers=peers
     )
-    return [*policies.sample(policy, prompts, number, temperature, max_tokens)]
+    hosts = judging.hosts(peers, stop_signal.Stop())
+    return [
+      *policies.sample(policy, prompts, number, temperature, max_tokens, hosts)
+    ]
 
 
 @atexit.register

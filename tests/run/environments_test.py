@@ -8,6 +8,7 @@ import tokenizers
 
 import grpo_jax
 from grpo_jax.planning import dry_run
+from grpo_jax.run import policy
 from tests import runs
 
 TEMPLATE = (
@@ -37,6 +38,8 @@ def words(tmp_path_factory):
 
 async def guess(policy, example, seed):
   """A digit below 4, in three turns."""
+  if 'fails' in example:
+    raise ValueError(example['fails'])
   wanted, said = str(seed % 4), 'guess'
   for _ in range(3):
     reply = await policy.say(said)
@@ -163,3 +166,27 @@ def test_records_that_a_config_names_number_episodes():
   assert len(grpo_jax.data.EpisodesSource('train')) == 10_000
   with pytest.raises(ValueError, match="no split 'test'"):
     grpo_jax.data.EpisodesSource('test')
+
+
+@pytest.mark.parametrize('prompt', ['guess it', '{"prompt": "x", "answer": 3}'])
+def test_samples_are_episodes(prompt, whole):
+  sample = functools.partial(grpo_jax.sample, whole[0], environment=guess)
+  found = sample([prompt], number=3)
+  assert [one['prompt'] for one in found] == [prompt] * 3
+  for one in found:
+    said = one['messages']
+    roles = ['user', 'assistant'] * (len(said) // 2)
+    assert [message['role'] for message in said] == roles
+    assert said[0]['content'] == 'guess' and one['ended'] and not one['failure']
+    shown = policy.transcript(one).splitlines()
+    assert len(shown) == len(said) + 1 and shown[0] == 'user: guess'
+    assert shown[-1].startswith(f'[{one["ended"]}')
+  assert found == sample([prompt], number=3)
+
+
+def test_a_record_reaches_the_episode_and_a_failure_is_told(whole):
+  record = {'prompt': '', 'fails': 'as asked'}
+  for given in record, json.dumps(record):
+    (one,) = grpo_jax.sample(whole[0], [given], environment=guess)
+    assert 'as asked' in one['failure'] and one['reward'] is None
+    assert 'failed: ' in policy.transcript(one) and one['ended'] == 'failed'
