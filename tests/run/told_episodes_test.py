@@ -141,6 +141,9 @@ def test_a_sample_of_an_episode_shows_its_turns_in_short():
 def test_an_episode_that_has_not_begun_shows_its_record():
   begun = reports.episode_in_short(Account(ended='failed', failure='x'), 'rec')
   assert begun == ('rec', '[failed: x]')
+  both = [{'by': 'environment', 'content': x} for x in ('rules', 'go')]
+  said = Account((*both, {'by': 'policy', 'content': 'a'}))
+  assert reports.episode_in_short(said, 'rec') == ('go', 'a')
   parts = ({'by': 'environment', 'content': [{'text': 'a'}]},)
   assert reports.episode_in_short(Account(parts), 'r') == (
     '[{"text": "a"}]',

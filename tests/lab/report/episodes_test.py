@@ -49,6 +49,7 @@ def told(by, content):
     ('a\n"b"', '{"result": "«a\\n\\"b\\"»"}<end>'),
     ('gone', '<start>user\nnothing<end>'),
     ('', '<start>user\n<end>'),
+    ('\0\0\0', '<u>a<e>'),
     ([{'a': 1}], '<start>user\n«[{"a": 1}]»<end>'),
   ],
 )
@@ -68,6 +69,19 @@ def test_what_was_said_before_a_turn_is_sought_there_alone():
   said = (E, 'hi'), (P, 'no'), (E, 'no'), (E, 'b'), (E, 'c')
   found = episodes.who_wrote(pieces, chosen, [told(*one) for one in said])
   assert ''.join(x[0] for x in found) == 'teetppp' + 'teettetet'
+  # Nor what was said before the turn before, nor twice in one place.
+  pieces = pieces_of('<s>b<s>b<e>n<e><s>b no<e>')
+  chosen = [k in (5, 6) for k in range(len(pieces))]
+  said = (E, 'b'), (E, 'b'), (P, 'n'), (E, 'no')
+  found = episodes.who_wrote(pieces, chosen, [told(*one) for one in said])
+  assert ''.join(x[0] for x in found) == 'tetetpp' + 'ttteet'
+
+
+def test_a_mark_is_no_letters_that_spell_it():
+  texts = ('<s>', True), ('<', False), ('s', False), ('>', False), ('<e>', True)
+  pieces = [episodes.Piece(*one) for one in texts]
+  found = episodes.who_wrote(pieces, [False] * 5, [told(E, '<s>')])
+  assert found == [T, E, E, E, T]
 
 
 def test_a_part_of_a_character_belongs_to_whoever_wrote_it():
@@ -195,7 +209,26 @@ def test_a_long_episode_is_cut_in_its_middle(workdir, monkeypatch):
   assert 'in the middle left out' in cut[0].note
 
 
-def test_what_episodes_say_does_nothing_on_a_page(workdir, rollout):
+def test_marks_are_known_by_their_ids(workdir, monkeypatch):
+  seen = []
+  from_tokens = episodes.from_tokens
+
+  def spy(course, prompt, pieces):
+    seen.extend([*prompt, *pieces])
+    return from_tokens(course, prompt, pieces)
+
+  monkeypatch.setattr(episodes, 'from_tokens', spy)
+  shown_of(workdir)
+  marks = {made.END, '<|im_start|>'}
+  assert {piece.text for piece in seen if piece.is_mark} == marks
+  assert not any(x.text in marks for x in seen if not x.is_mark)
+
+
+@pytest.mark.parametrize('tokenizer', [made.TOKENIZER, None])
+def test_what_episodes_say_does_nothing_on_a_page(
+  tokenizer, workdir, rollout, monkeypatch
+):
+  monkeypatch.setattr(build_data, 'tokenizer_of', lambda config: tokenizer)
   nasty = made_runs.NASTY
   accounts = [
     [
