@@ -167,6 +167,12 @@ class Transcript:
         size += len(part.ids)
         last = ends[id(part)] = size - 1
 
+  def beginnings(self) -> Iterator[list[Part]]:
+    """The parts of each context that begins with nothing before it."""
+    for path, context in self.contexts.items():
+      if context.parts and not self._parts(path, 0):
+        yield context.parts
+
   def turn_places(self) -> dict[int, int]:
     """Of each turn its place among those of the tree, by its number."""
     turns = [part for _, part in self.placed() if isinstance(part, Turn)]
@@ -189,11 +195,17 @@ def messages(transcript: Transcript) -> tuple[Mapping[str, Any], ...]:
 
 
 def common_ids(transcripts: Sequence[Transcript]) -> list[int]:
-  """What all of a group's episodes read before they sample anything."""
-  first = []
-  for one in transcripts:
-    parts = itertools.takewhile(_is_read, one.contexts[()].parts)
-    first.append(_joined([part.ids for part in parts], np.int32))
+  """What all of a group's episodes read before they sample anything.
+
+  A context that was forked before anything was read begins like a first one.
+  """
+  first = [
+    _joined(
+      [part.ids for part in itertools.takewhile(_is_read, parts)], np.int32
+    )
+    for one in transcripts
+    for parts in one.beginnings()
+  ]
   shortest = min(map(len, first))
   rows = np.stack([ids[:shortest] for ids in first])
   same = (rows == rows[0]).all(axis=0)
@@ -205,7 +217,8 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
 
   Args:
     transcript: Of an episode that is over.
-    prompt: How many ids of its root are the prompt of its group.
+    prompt: How many ids are the prompt of its group, with which each context
+      begins that has nothing before it. They are left out.
     finish: `engines.TRUNCATED` if a limit has cut it.
 
   Returns:
@@ -215,6 +228,11 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
   parts = [part for _, part in placed]
   turns = [part for part in parts if isinstance(part, Turn)]
   number = {id(part): n for n, part in enumerate(turns)}
+  starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+  keep = np.ones(starts[-1], bool)
+  for (last, _), start in zip(placed, starts):
+    if last < 0:
+      keep[start : start + prompt] = False
 
   def array(name: str, dtype: Any) -> Any:
     """What the engine has said of each token; 0 where it has not drawn it."""
@@ -226,9 +244,8 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
       else np.zeros(len(part.ids))
       for part in parts
     ]
-    return _joined(values, dtype)[prompt:]
+    return _joined(values, dtype)[keep]
 
-  starts = np.cumsum([0, *(len(part.ids) for part in parts)])
   previous = _joined(
     [
       [last, *range(start, start + len(part.ids) - 1)]
@@ -236,19 +253,21 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
     ],
     np.int32,
   )
-  previous = np.maximum(previous[prompt:] - prompt, -1)
+  # A place of -1 is that of what was left out: the end of the prompt.
+  place = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
+  previous = place[previous[keep]].astype(np.int32)
   is_line = np.array_equal(previous, np.arange(-1, len(previous) - 1))
   turn = [np.full(len(x.ids), number.get(id(x), 0)) for x in parts]
   chosen = [np.full(len(x.ids), isinstance(x, Turn)) for x in parts]
   return Episode(
-    ids=_joined([part.ids for part in parts], np.int32)[prompt:],
-    chosen=_joined(chosen, bool)[prompt:],
+    ids=_joined([part.ids for part in parts], np.int32)[keep],
+    chosen=_joined(chosen, bool)[keep],
     logp=array('logp', np.float32),
     log_kept=array('log_kept', np.float32),
     version=array('version', np.int32),
     entropy=array('entropy', np.float32),
     routing=array('routing', np.int32),
-    turn=_joined(turn, np.int32)[prompt:],
+    turn=_joined(turn, np.int32)[keep],
     previous=None if is_line else previous,
     finish=finish,
   )
