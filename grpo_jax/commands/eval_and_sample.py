@@ -8,6 +8,7 @@ from typing import Any
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
+from grpo_jax.episodes import meeting
 from grpo_jax.run import judging
 from grpo_jax.run import policy as policies
 
@@ -31,6 +32,7 @@ def run_eval(arguments: Arguments) -> None:
       max_tokens=arguments.max_tokens,
       completions=arguments.completions if peers.is_first else None,
       judging=judging.shared(peers, together.STOP),
+      hosts=judging.hosts(peers, together.STOP),
     )
     printing.show_json(summary) if arguments.json else show(summary)
 
@@ -79,6 +81,7 @@ def run_sample(arguments: Arguments) -> None:
       arguments.temperature,
       arguments.max_tokens,
       arguments.json,
+      judging.hosts(peers, together.STOP),
     )
 
 
@@ -89,9 +92,10 @@ def write(
   temperature: float | None = None,
   max_tokens: int | None = None,
   as_json: bool = False,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> None:
   """Prints completions of prompts; a single one of each as it is drawn."""
-  limits = temperature, max_tokens
+  limits = temperature, max_tokens, hosts
   if number == 1 and not as_json:
     for piece in policies.stream(policy, typed, *limits):
       printing.say(piece, end='')
@@ -100,6 +104,8 @@ def write(
   for one in policies.sample(policy, typed, number, *limits):
     if as_json:
       printing.show_json(one)
+    elif 'messages' in one:
+      printing.say(policies.transcript(one))
     else:
       printing.say(shown(one['prompt']) + one['completion'])
 

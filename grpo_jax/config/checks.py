@@ -458,6 +458,7 @@ def _checks_of_environment(config: Any):
     ('sampler.stop_strings', config.sampler.stop_strings, ()),
     ('sampler.ahead', config.sampler.ahead, 0),
     ('data.completion_prefix', config.data.completion_prefix, ''),
+    ('data.too_long', config.data.too_long, 'refuse'),
   ):
     yield (
       value == usual,

@@ -175,7 +175,8 @@ class Data:
   train: str | tuple[Source, ...] = field(
     'arithmetic',
     "Prompts to train on: 'arithmetic' (sums), 'largest' (the largest of four "
-    'numbers), files that end in .jsonl, .parquet or .array_record (* matches '
+    "numbers), 'episodes' (numbers, for an environment that needs no more), "
+    'files that end in .jsonl, .parquet or .array_record (* matches '
     "several), 'hf:OWNER/NAME' for a data set of the Hugging Face Hub, a "
     'folder that save_to_disk of Hugging Face datasets has '
     "written, 'tfds:NAME' for a prepared data set of TensorFlow Datasets, "

@@ -21,12 +21,14 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.base import Reply
 from grpo_jax.episodes import meeting as meeting_lib
 from grpo_jax.episodes import transcript as transcript_lib
 from grpo_jax.episodes.meeting import Call
 from grpo_jax.episodes.transcript import Path
 from grpo_jax.episodes.transcript import Transcript
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
 from grpo_jax.mesh import random_keys
 
@@ -58,19 +60,26 @@ class Played(NamedTuple):
   """An episode that is over.
 
   Attributes:
-    episode: Its tokens, behind the prompt of its group.
+    episode: Its tokens, behind the prompt of its group, and its account.
     reward: Its own, with those of its turns; 0 if a limit has cut it before
       any; None if it failed or has none.
-    failure: Why it failed; '' if it did not.
     last_text: What the policy has said last.
-    counts: `tool_calls`, `tool_errors`, `parse_errors`, `secs`.
   """
 
   episode: Episode
   reward: float | None
-  failure: str
   last_text: str
-  counts: Mapping[str, float]
+
+  @property
+  def account(self) -> Account:
+    """What is told of it."""
+    assert self.episode.account is not None  # it was played
+    return self.episode.account
+
+  @property
+  def failure(self) -> str:
+    """Why it failed; '' if it did not."""
+    return self.account.failure
 
 
 @dataclasses.dataclass
@@ -88,7 +97,7 @@ class _Live:
   last_text: str = ''
   is_over: bool = False
   asked: int = 0  # tokens that the calls under way may still draw
-  counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def play(
@@ -174,6 +183,8 @@ class _Rounds:
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
+    template = tokenizer.chat_template
+    self._reads_tools = template is not None and template.reads_tools
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
 
@@ -240,12 +251,15 @@ class _Rounds:
     messages = [self._shortened(message) for message in event.messages]
     if last is None:
       one.tools = one.tools or event.tools
-      ids = self._tokenizer.begin_chat(messages, one.tools)
+      written = self._written(messages, one.tools)
+      ids = self._tokenizer.begin_chat(written, self._shown(one))
     else:
       # A stop string ends a turn without an end token, as a limit does.
       cut = last.sampled.finish != engines.ENDED
       is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
-      ids = self._tokenizer.continue_chat(messages, one.tools, cut, is_open)
+      ids = self._tokenizer.continue_chat(
+        self._written(messages), self._shown(one), cut, is_open
+      )
     limits, drawn = self._limits, transcript.drawn() + one.asked
     whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
     room = {
@@ -259,7 +273,7 @@ class _Rounds:
       one.ended = one.ended or met[0]
       self._player.cancel(event.episode, one.ended)
       return None
-    transcript.read(path, ids)
+    transcript.read(path, ids, messages)
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
     one.asked += limit
@@ -270,11 +284,13 @@ class _Rounds:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
-    turn = one.transcript.add(one.contexts[call.context], sampled)
+    pieces = self._tokenizer.turn_pieces(sampled.ids)
+    text = ''.join(text for text, _ in pieces)
+    turn = one.transcript.add(one.contexts[call.context], sampled, text)
     cut = sampled.finish == engines.TRUNCATED
     parsed = formats.parse(
       self._format,
-      self._tokenizer.turn_pieces(sampled.ids),
+      pieces,
       self._opened,
       cut,
       one.tools,
@@ -321,7 +337,21 @@ class _Rounds:
     last = int(sampled.ids[-1])
     if last not in self._tokenizer.eos_ids:
       return True  # a stop string
-    return last in self._tokenizer.turn_end_ids(one.tools)
+    return last in self._tokenizer.turn_end_ids(self._shown(one))
+
+  def _shown(self, one: _Live) -> Sequence[Any]:
+    """The tools that the chat template is given."""
+    return one.tools if self._reads_tools else ()
+
+  def _written(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] = (),
+  ) -> Sequence[Mapping[str, Any]]:
+    """The messages that the chat template is given."""
+    if self._reads_tools:
+      return messages
+    return tools_as_text.written(messages, tools)
 
 
 def _drawn(
@@ -423,11 +453,11 @@ def _known_to_all(
 
 
 def _outside(one: Played) -> Played:
-  """What others are told of an episode: all but its tokens and texts."""
+  """What others are told of an episode: all but its tokens."""
   arrays = {
     name: x[:0]
     for name, x in one.episode._asdict().items()
-    if isinstance(x, np.ndarray) and name != 'reward'
+    if isinstance(x, np.ndarray)
   }
   return one._replace(episode=one.episode._replace(**arrays), last_text='')
 
@@ -447,10 +477,15 @@ def _played(one: _Live, prompt: int) -> Played:
   for number, value in one.rewards.items():
     rewards[by_turn[number]] = value
   own = [x for x in (one.reward, *one.rewards.values()) if x is not None]
-  return Played(
-    found._replace(reward=rewards if one.rewards else None, ended=one.ended),
-    float(sum(own)) if (own or is_cut) and not one.failure else None,
+  account = Account(
+    transcript_lib.messages(one.transcript),
+    tuple(rewards.tolist()) if one.rewards else None,
+    'failed' if one.failure else one.ended or 'done',
     one.failure,
+    **one.counts,
+  )
+  return Played(
+    found._replace(account=account),
+    float(sum(own)) if (own or is_cut) and not one.failure else None,
     one.last_text,
-    one.counts,
   )

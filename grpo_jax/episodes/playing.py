@@ -115,11 +115,14 @@ class _Judge:
 
 def _told(one: Played) -> dict[str, Any]:
   """What rewards are told of an episode."""
-  rewards = one.episode.reward
+  told = one.account
   return {
     'reward': one.reward,
-    'turn_rewards': [] if rewards is None else rewards.tolist(),
-    'ended': one.episode.ended,
-    'failure': one.failure,
-    **one.counts,
+    'turn_rewards': [*(told.turn_rewards or ())],
+    'ended': told.ended,
+    'failure': told.failure,
+    'tool_calls': told.tool_calls,
+    'tool_errors': told.tool_errors,
+    'parse_errors': told.parse_errors,
+    **({} if math.isnan(told.secs) else {'secs': told.secs}),
   }

@@ -344,6 +344,9 @@ def make_rollout(
     judge_secs=by_reward(scores.secs),
     holder=holders(episodes),
     previous=array('previous', np.int32, lambda n: np.arange(-1, n - 1)),
+    accounts=[[one.account for one in group] for group in episodes]
+    if every[0].account is not None
+    else (),
     **described,
   )
 

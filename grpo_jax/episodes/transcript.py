@@ -11,6 +11,7 @@ is made of them: the keys of calls, and the order of the tree.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import itertools
@@ -46,9 +47,10 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-  """Ids that the policy did not choose, i32[n]."""
+  """Ids that the policy did not choose, i32[n], and the messages in them."""
 
   ids: np.ndarray
+  messages: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +60,12 @@ class Turn:
   Attributes:
     sampled: By the engine.
     number: Of the turns of the episode, in the order in which they were drawn.
+    text: All of it but end tokens, for people.
   """
 
   sampled: engines.Sampled
   number: int
+  text: str = ''
 
   @property
   def ids(self) -> np.ndarray:
@@ -91,15 +95,21 @@ class Transcript:
     self.turns = 0
     self.key = key
 
-  def read(self, path: Path, ids: Sequence[int] | np.ndarray) -> None:
+  def read(
+    self,
+    path: Path,
+    ids: Sequence[int] | np.ndarray,
+    messages: Sequence[Mapping[str, Any]] = (),
+  ) -> None:
     """Adds what the next turn of a context will read."""
     if len(ids):
-      self.contexts[path].parts.append(Read(np.asarray(ids, np.int32)))
+      read = Read(np.asarray(ids, np.int32), tuple(messages))
+      self.contexts[path].parts.append(read)
 
-  def add(self, path: Path, sampled: engines.Sampled) -> int:
+  def add(self, path: Path, sampled: engines.Sampled, text: str = '') -> int:
     """Adds a turn to a context; returns its number."""
     context, number = self.contexts[path], self.turns
-    context.parts.append(Turn(sampled, number))
+    context.parts.append(Turn(sampled, number, text))
     context.key = random_keys.fold(context.key, 0)
     context.forks, context.turns = 0, context.turns + 1
     self.turns += 1
@@ -163,6 +173,21 @@ class Transcript:
     return {part.number: place for place, part in enumerate(turns)}
 
 
+def messages(transcript: Transcript) -> tuple[Mapping[str, Any], ...]:
+  """What was said, in the order of the tree; see `types.Account`."""
+  found, turns = [], transcript.turn_places()
+  for path, context in sorted(transcript.contexts.items()):
+    branch = {'context': [*path]} if path else {}
+    for part in context.parts:
+      if isinstance(part, Read):
+        said = [{**one, 'by': 'environment', **branch} for one in part.messages]
+        found += said
+        continue
+      turn = {'by': 'policy', 'turn': turns[part.number], **branch}
+      found.append({'role': 'assistant', 'content': part.text, **turn})
+  return tuple(found)
+
+
 def common_ids(transcripts: Sequence[Transcript]) -> list[int]:
   """What all of a group's episodes read before they sample anything."""
   first = []
@@ -184,7 +209,7 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
     finish: `engines.TRUNCATED` if a limit has cut it.
 
   Returns:
-    An `Episode`; `reward` and `ended` are left to the caller.
+    An `Episode`; its `account` is left to the caller.
   """
   placed = [*transcript.placed()]
   parts = [part for _, part in placed]

@@ -171,6 +171,7 @@ def evaluate(
   heldout: Any = None,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   answer: Callable[[str], str] | None = None,
   checkpoint: int | str = 'latest',
   examples: int = 0,
@@ -189,6 +190,7 @@ def evaluate(
     heldout: Held-out prompts; needed if the run was given them in Python.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
+    environment: Likewise.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     checkpoint: The number of a rollout, 'latest' or 'best'.
@@ -211,8 +213,10 @@ def evaluate(
     heldout=heldout,
     tokenizer=tokenizer,
     model=model,
+    environment=environment,
   )
   with _quiet(), joining.joined() as peers:
+    stop = stop_signal.Stop()
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, True, peers
     )
@@ -225,17 +229,19 @@ def evaluate(
       max_tokens,
       completions if peers.is_first else None,
       answer,
-      judging.shared(peers, stop_signal.Stop()),
+      judging.shared(peers, stop),
+      judging.hosts(peers, stop),
     )
 
 
 @stop_signal.no_exit()
 def sample(
   workdir: str | os.PathLike[str],
-  prompts: Sequence[data.Prompt],
+  prompts: Sequence[data.Prompt | Mapping[str, Any]],
   *,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   checkpoint: int | str = 'latest',
   number: int = 1,
   temperature: float | None = None,
@@ -245,9 +251,10 @@ def sample(
 
   Args:
     workdir: The directory of a run; nothing in it is changed.
-    prompts: Texts, or lists of messages.
+    prompts: Texts, or lists of messages; with an environment also records.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
+    environment: Likewise.
     checkpoint: The number of a rollout, 'latest' or 'best'.
     number: Completions of each prompt.
     temperature: Of the sampling; 0: greedy; None: the config's.
@@ -255,7 +262,8 @@ def sample(
 
   Returns:
     One dict per completion: 'prompt', 'completion', and 'truncated', whether
-    the completion was cut at its longest length.
+    the completion was cut at its longest length. Of an episode also 'messages',
+    'reward', 'turn_rewards', 'ended' and 'failure'.
 
   Raises:
     ValueError: Something is missing or cannot be used; the sentence says what.
@@ -265,13 +273,19 @@ def sample(
       f'prompts={prompts!r:.60} is one text; give a list, as in prompts=[...].'
     )
   resolved, objects = placing.place(
-    _resolved(None, workdir), tokenizer=tokenizer, model=model
+    _resolved(None, workdir),
+    tokenizer=tokenizer,
+    model=model,
+    environment=environment,
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, peers=peers
     )
-    return [*policies.sample(policy, prompts, number, temperature, max_tokens)]
+    hosts = judging.hosts(peers, stop_signal.Stop())
+    return [
+      *policies.sample(policy, prompts, number, temperature, max_tokens, hosts)
+    ]
 
 
 @atexit.register

@@ -79,9 +79,7 @@ def shared(
   return judging
 
 
-def hosts(
-  peers: processes.Processes, stop: stop_signal.Stop
-) -> meeting.Hosts:
+def hosts(peers: processes.Processes, stop: stop_signal.Stop) -> meeting.Hosts:
   """Each process plays the episodes of some records; see `meeting`.
 
   One whose environments are slow is waited for as a judge is. One whose player

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,6 +17,7 @@ from typing import NamedTuple
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
@@ -22,8 +25,10 @@ from grpo_jax.models import lora
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
+from grpo_jax.run import collecting
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
@@ -90,11 +95,11 @@ def load(
       'has trained.'
     )
   if to_evaluate:
-    needed = ('rewards', 'heldout', 'tokenizer', 'model')
+    needed = ('rewards', 'heldout', 'tokenizer', 'model', 'environment')
     call = 'grpo_jax.evaluate(workdir, {})'
     objects_lib.require(config, objects, needed, 'Evaluating this run', call)
   call = 'grpo_jax.sample(workdir, prompts, {})'
-  needed = ('tokenizer', 'model')
+  needed = ('tokenizer', 'model', 'environment')
   objects_lib.require(config, objects, needed, 'Sampling from this run', call)
   run = build.sampler(config, objects)
   joining.check_joined(peers)
@@ -135,6 +140,7 @@ def evaluate(
   completions: str | None = None,
   answer: Callable[[str], str] | None = None,
   judging: rollout_lib.Judging = rollout_lib.judged_alone,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> dict[str, Any]:
   """Samples answers to held-out problems and sums them up.
 
@@ -150,6 +156,7 @@ def evaluate(
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     judging: How several processes judge together.
+    hosts: How they play together.
 
   Returns:
     What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
@@ -179,25 +186,27 @@ def evaluate(
       " and dropped by data.too_long='drop'; give shorter ones."
     )
   sampling, limit = _sampling(run, temperature, max_tokens)
-  prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
-  longest = max(map(len, prompts))
-  limits.check_length(run.weights, longest, limit)
+  if run.environment is None:  # what an episode reads is limited as it grows
+    prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
+    limits.check_length(run.weights, max(map(len, prompts)), limit)
   answer = answer or build.answer_function(run.evaluation)
-  with build_rewards.workers(run.limits, policy.rewards) as workers:
-    rollout = rollout_lib.collect(
+  with (
+    build_rewards.workers(run.limits, policy.rewards) as workers,
+    build_environment.player(run.environment) as player,
+  ):
+    rollout = collecting.collect(
+      run,
       records,
-      run.engine,
-      run.tokenizer,
       policy.rewards,
       sampling,
       limit,
       samples,
-      run.draw.seed,
       policy.step,
-      run.data.completion_buckets,
-      purpose='eval',  # other random numbers than those of the training
-      judging=judging,
-      workers=workers,
+      'eval',  # other random numbers than those of the training
+      judging,
+      workers,
+      player,
+      hosts=hosts,
     )
   summary = {
     'checkpoint': policy.step,
@@ -244,20 +253,30 @@ def sample(
   number: int = 1,
   temperature: float | None = None,
   max_tokens: int | None = None,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> Iterator[dict[str, Any]]:
-  """Completes prompts one after the other, as they come.
+  """Completes prompts one after the other, as they come, or plays episodes.
 
   Args:
     policy: From `load`.
     prompts: Texts or lists of messages; the next is read when the last is done.
+      With an environment also records as dicts, or as JSON.
     number: Completions of each.
     temperature: None: the config's.
     max_tokens: None: the config's.
+    hosts: How several processes play together.
 
   Yields:
     A dict for each completion: 'prompt', 'completion', and 'truncated', whether
-    the completion was cut at its longest length.
+    the completion was cut at its longest length. Of an episode the completion
+    is what the policy has said last; 'messages', 'reward', 'turn_rewards',
+    'ended' and 'failure' tell the rest, see `episodes.types.Account`.
   """
+  if policy.run.environment is not None:
+    yield from _episodes(
+      policy, prompts, number, temperature, max_tokens, hosts
+    )
+    return
   tokenizer = policy.run.tokenizer
   for prompt, asked in _requests(
     policy, prompts, number, temperature, max_tokens
@@ -276,14 +295,19 @@ def stream(
   prompts: Iterable[data.Prompt],
   temperature: float | None = None,
   max_tokens: int | None = None,
+  hosts: meeting.Hosts = meeting.ALONE,
 ) -> Iterator[str]:
   """One completion of each prompt, as it is drawn; see `sample`.
 
   Yields:
     Pieces of a text: each prompt as a person reads it, its completion, and the
-    end of the line.
+    end of the line; or the transcript of an episode.
   """
   tokenizer, engine = policy.run.tokenizer, policy.run.engine
+  if policy.run.environment is not None:
+    episodes = sample(policy, prompts, 1, temperature, max_tokens, hosts)
+    yield from map(transcript, episodes)
+    return
   for prompt, asked in _requests(policy, prompts, 1, temperature, max_tokens):
     yield tokenizer.prompt_format.shown(prompt)
     text = written = ''
@@ -295,6 +319,82 @@ def stream(
         yield text[len(written) :]
         written = text
     yield text[len(written) :] + '\n'
+
+
+def _episodes(
+  policy: Policy,
+  prompts: Iterable[Any],
+  number: int,
+  temperature: float | None,
+  max_tokens: int | None,
+  hosts: meeting.Hosts,
+) -> Iterator[dict[str, Any]]:
+  """Plays episodes that begin with each prompt; see `sample`."""
+  run = policy.run
+  _check_whole('number', number, 1)
+  sampling, limit = _sampling(run, temperature, max_tokens)
+  assert run.environment is not None
+  # A person sees why an episode has failed.
+  spec = dataclasses.replace(run.environment, failed_share=1.0)
+  with build_environment.player(spec) as player:
+    for index, prompt in enumerate(prompts):
+      _, (episodes,) = build_environment.play(
+        spec,
+        player,
+        run.engine,
+        run.tokenizer,
+        sampling,
+        limit,
+        [_record(prompt)],
+        [index],
+        group=number,
+        seed=run.draw.seed,
+        rollout=policy.step,
+        purpose='sample command',
+        hosts=hosts,
+      )
+      for one in episodes:
+        told = one.account
+        yield {
+          'prompt': prompt,
+          'completion': one.last_text,
+          'truncated': one.episode.finish == engines.TRUNCATED,
+          'messages': [*told.messages],
+          'reward': one.reward,
+          'turn_rewards': [*(told.turn_rewards or ())],
+          'ended': told.ended,
+          'failure': told.failure,
+        }
+
+
+def _record(prompt: Any) -> dict[str, Any]:
+  """What an episode begins with: a record, also as JSON, or a prompt of one."""
+  if isinstance(prompt, str) and prompt.lstrip().startswith('{'):
+    with contextlib.suppress(ValueError):
+      prompt = json.loads(prompt)
+  if isinstance(prompt, Mapping):
+    return {'prompt': '', **prompt}
+  return {'prompt': prompt}
+
+
+def transcript(one: Mapping[str, Any]) -> str:
+  """An episode as `sample` yields it, as lines for a person.
+
+  >>> said = [{'role': 'user', 'content': 'Guess.'}]
+  >>> episode = {'messages': said, 'reward': 1.0, 'ended': 'done'}
+  >>> print(transcript(episode | {'failure': ''}), end='')
+  user: Guess.
+  [done, reward 1]
+  """
+  lines = []
+  for message in one['messages']:
+    content = message.get('content')
+    if not isinstance(content, str):
+      content = json.dumps(content)
+    lines.append(f'{message["role"]}: {content}')
+  end = f'failed: {one["failure"]}' if one['failure'] else one['ended']
+  reward = '' if one['reward'] is None else f', reward {one["reward"]:g}'
+  return '\n'.join([*lines, f'[{end}{reward}]\n'])
 
 
 def _requests(

@@ -64,6 +64,7 @@ _MOST_CHECKED_MADE = 30
 _MADE_HERE = (
   data.ArithmeticDemonstrations,
   data.ArithmeticSource,
+  data.EpisodesSource,
   data.LargestSource,
 )
 _QUICK = (*_MADE_HERE, data.FileSource, data.JsonlSource)
@@ -263,6 +264,7 @@ def _with_last_turn(source: Any, config: Config) -> Any:
 
 BUILT_IN = {
   'arithmetic': data.ArithmeticSource,
+  'episodes': data.EpisodesSource,
   'largest': data.LargestSource,
 }
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import dataclasses
+import itertools
 from typing import Any
 
 from grpo_jax import engines
@@ -12,6 +14,7 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
 from grpo_jax.run.build.specs import EnvironmentSpec
@@ -39,12 +42,12 @@ def environment_spec(
     return None
   played = fields.name if own is None else own
   made = forms.resolve(played, fields.kwargs)
-  tokenizer.check_continuation(made.tools)
+  tokenizer.check_continuation(made.tools if _reads_tools(tokenizer) else ())
   widest = max(config.data.completion_buckets)
   context = fields.context_tokens or widest
   return EnvironmentSpec(
     played=(played, fields.kwargs),
-    call_format=_call_format(fields.call_format, tokenizer, bool(made.tools)),
+    call_format=_call_format(fields.call_format, tokenizer, made.tools),
     options=sessions.Options(
       where='here' if own is not None else fields.where,
       processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
@@ -68,24 +71,74 @@ def environment_spec(
 
 
 def _call_format(
-  name: str, tokenizer: Tokenizer, has_tools: bool
+  name: str, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]
 ) -> formats.Format:
   """How the model writes calls.
 
   Raises:
-    ValueError: The template does not say, or there is no such format.
+    ValueError: The template does not say, or writes calls that the format which
+      seems to be its own cannot read; or there is no such format.
   """
+  if tools and not _reads_tools(tokenizer):
+    # The model is told in a text how it calls them.
+    if name not in ('auto', tools_as_text.FORMAT):
+      raise ValueError(
+        f'config.environment.call_format={name!r}, but the chat template reads '
+        'no tools, so that the model is told by a text to write calls as '
+        f"{tools_as_text.FORMAT!r}; give 'auto'."
+      )
+    return formats.find(tools_as_text.FORMAT)
   if name != 'auto':
     return formats.find(name)
   template = tokenizer.chat_template
   found = formats.guess(template.source if template else '')
-  if not found and has_tools:
+  format = formats.find(found or 'json_block')
+  if not tools:
+    return format
+  written, is_read = _read_back(format, tokenizer, tools)
+  if not found or not is_read:
     raise ValueError(
-      'The chat template writes calls of tools in a format that is not known '
-      'here; give config.environment.call_format, one of '
-      f"{', '.join(formats.NAMES)}, or 'module:function' of your own."
+      f'The chat template writes a call of a tool as {written!r:.200}, in a '
+      'format that is not known here; give config.environment.call_format, one '
+      f"of {', '.join(formats.NAMES)}, or 'module:function' of your own."
     )
-  return formats.find(found or 'json_block')
+  return format
+
+
+def _reads_tools(tokenizer: Tokenizer) -> bool:
+  template = tokenizer.chat_template
+  return template is not None and template.reads_tools
+
+
+def _read_back(
+  format: formats.Format,
+  tokenizer: Tokenizer,
+  tools: Sequence[Mapping[str, Any]],
+) -> tuple[str, bool]:
+  """A call as the template writes it, and whether a format reads it back."""
+  name, arguments = tools[0]['function']['name'], {'x': 'seven'}
+  call = {
+    'type': 'function',
+    'id': 'call_0',
+    'function': {'name': name, 'arguments': arguments},
+  }
+  asked = [{'role': 'user', 'content': 'Well?'}]
+  called = [{'role': 'assistant', 'content': '', 'tool_calls': [call]}]
+  answered = [{'role': 'tool', 'tool_call_id': 'call_0', 'content': 'Yes.'}]
+  before = tokenizer.begin_chat(asked, tools)
+  ids = tokenizer.begin_chat([*asked, *called, *answered], tools)
+  ends = tokenizer.turn_end_ids(tools)
+  # Behind what both have: a template may open a turn as none is written later.
+  begin = next(
+    (n for n, pair in enumerate(zip(before, ids)) if pair[0] != pair[1]),
+    min(len(before), len(ids)),
+  )
+  turn = list(itertools.takewhile(lambda one: one not in ends, ids[begin:]))
+  pieces = tokenizer.turn_pieces(turn)
+  opened = begin == len(before) and tokenizer.opens_reasoning()
+  found = formats.parse(format, pieces, opened, tools=tools).calls
+  is_read = [(one.name, one.arguments) for one in found] == [(name, arguments)]
+  return ''.join(text for text, _ in pieces), is_read
 
 
 def widths(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -138,11 +191,23 @@ def play(
   engine: engines.Engine,
   tokenizer: Tokenizer,
   sampling: engines.Sampling,
+  max_tokens: int,
   records: Sequence[Mapping[str, Any]],
   index: Sequence[int],
   **asked: Any,
 ) -> tuple[list[list[int]], list[list[play_lib.Played]]]:
   """Plays episodes of records; see `play.play` for all arguments.
+
+  Args:
+    spec: How they are played.
+    player: Of the spec.
+    engine: Has the policy.
+    tokenizer: Of the run.
+    sampling: How tokens are drawn.
+    max_tokens: The longest turn.
+    records: What they begin with.
+    index: Of the records.
+    **asked: As for `play.play`.
 
   Raises:
     ValueError: Too many have failed.
@@ -155,7 +220,7 @@ def play(
     player,
     spec.call_format,
     sampling,
-    spec.limits,
+    dataclasses.replace(spec.limits, turn_tokens=max_tokens),
     alike=spec.alike,
     **asked,
   )

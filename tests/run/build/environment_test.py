@@ -9,6 +9,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import engines
 from grpo_jax.environments import formats
 from grpo_jax.episodes import play
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
 from grpo_jax.run.build import environment as build_environment
 from tests.data import continuation_test
@@ -140,6 +141,7 @@ def test_an_episode_is_no_longer_than_what_holds_it():
     ('sampler', 'stop_strings', ('x',)),
     ('sampler', 'ahead', 1),
     ('data', 'completion_prefix', 'x'),
+    ('data', 'too_long', 'drop'),
   ],
 )
 def test_what_episodes_cannot_do_is_refused(group, field, value):
@@ -159,12 +161,52 @@ def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
   spec = types.SimpleNamespace(failed_share=0.5)
   nothing: list = [None] * len(Episode._fields)
   episode = Episode(*nothing)._replace(finish=engines.ENDED)
+  accounts = [Account(failure='raised X' * (n < failed)) for n in range(4)]
   played = [
-    [play.Played(episode, None, 'raised X' * (n < failed), '', {})]
-    for n in range(4)
+    [play.Played(episode._replace(account=account), None, '')]
+    for account in accounts
   ]
   if not ends:
     build_environment.check_failures(spec, played)
     return
   with pytest.raises(ValueError, match='3 of 4 episodes have failed.*raised X'):
     build_environment.check_failures(spec, played)
+
+
+def called(text):
+  """A tokenizer whose template writes a call as a text says."""
+  source = trap_templates.ALL['tools_in_system'].source
+  calls = "'\\n<tool_call>' ~ call.function | tojson ~ '</tool_call>'"
+  assert calls in source
+  return continuation_test._tokenizer(source.replace(calls, text))
+
+
+@pytest.mark.parametrize(
+  'text, format',
+  [
+    ("'<tool_call>' ~ call.function | tojson ~ '</tool_call>'", 'hermes'),
+    (
+      "'<tool_call><function=' ~ call.function.name ~ '><parameter=x>'"
+      " ~ call.function.arguments.x ~ '</parameter></function></tool_call>'",
+      'xml',
+    ),
+    # Marks that are known, around what is not.
+    (
+      "'<tool_call>' ~ call.function.name ~ ': '"
+      " ~ call.function.arguments | tojson ~ '</tool_call>'",
+      '',
+    ),
+    ("'(' ~ call.function | tojson ~ ')'", ''),
+  ],
+)
+def test_a_format_is_that_of_the_template_which_it_reads_back(text, format):
+  tools = trap_templates.TOOLS
+  if format:
+    found = build_environment._call_format('auto', called(text), tools)
+    assert found.name == format
+    return
+  with pytest.raises(ValueError, match='add.* not known here; give config.env'):
+    build_environment._call_format('auto', called(text), tools)
+  # A user may know better.
+  found = build_environment._call_format('hermes', called(text), tools)
+  assert found.name == 'hermes'
