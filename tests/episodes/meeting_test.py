@@ -137,10 +137,10 @@ def test_only_what_is_new_is_told():
         sent.append(told)
       return told
 
-    return play(forking, hosts._replace(exchange=exchange))
+    return play(play_test.guessing, hosts._replace(exchange=exchange))
 
   (_, prompts, _), *_ = processes_test.run(body, 2)[0]
-  _, _, played = play(forking)
+  _, _, played = play(play_test.guessing)
   *rounds, _ = sent
   ids = [one.ids for told in rounds for some in told for one, *_ in some]
   read = [~one.episode.chosen for group in played for one in group]
