@@ -463,7 +463,7 @@ def _outside(one: Played) -> Played:
     for name, x in one.episode._asdict().items()
     if isinstance(x, np.ndarray)
   }
-  return one._replace(episode=one.episode._replace(**arrays), last_text='')
+  return one._replace(episode=one.episode._replace(**arrays))
 
 
 def _held(one: Played, rank: int) -> Played:

@@ -105,7 +105,7 @@ def episode_of(one: engines.Sampled) -> Episode:
 
 _OF_SAMPLED = tuple(x for x in Episode._fields if x in engines.Sampled._fields)
 # What every process is told of an episode, beside how many tokens it has.
-_TOLD = 'finish', 'version', 'chosen', 'previous', 'account'
+_TOLD = 'finish', 'version', 'chosen', 'previous'
 
 
 def outline(episode: Episode) -> tuple[int, dict[str, Any]]:

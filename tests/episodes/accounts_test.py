@@ -133,16 +133,6 @@ def test_groups_are_cut_and_joined_with_what_is_told_of_them(rollout):
   assert plain.accounts == ()
 
 
-def test_other_processes_are_told_of_it(rollout):
-  del rollout
-  episode = made.played(RIGHT)
-  account = episode.accounts[0][0]
-  one = types.Episode(*[np.zeros(3)] * 5, finish=0, account=account)
-  length, told = types.outline(one)
-  other = types.outlined(one._replace(account=None), length, told)
-  assert other.account == account
-
-
 def test_metrics_count_what_happened(rollout):
   found = rollout_metrics.metrics_of_episodes(rollout)
   assert found.pop('env_secs_max') >= found.pop('env_secs_p50') >= 0
