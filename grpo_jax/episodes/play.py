@@ -155,7 +155,7 @@ def play(
   for p, g in np.ndindex(len(records), group):
     if own[p]:
       start = int(starts[p, 0 if alike else g])
-      name = environments[p] if environments else ''
+      name = environments[int(p)] if environments else ''
       begin = events.Begin(p * group + g, records[p], start, name)
       live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
       player.begin(begin)
