@@ -182,6 +182,14 @@ def test_the_examples_of_environments_are_played():
   assert play(shop['Shop'], again, {'budget': 3}, format='hermes')[0] == 0.0
 
 
+def test_tests_that_pages_name_are_there():
+  names = re.findall(r'`([\w/]+\.py)::(\w+)`', text('tests/README.md'))
+  assert len(names) > 30
+  for path, name in names:
+    code = (ROOT / 'tests' / path).read_text()
+    assert f'\ndef {name}(' in code, f'{path}::{name}'
+
+
 def test_the_table_of_formats_is_whole():
   page = text('grpo_jax/environments/README.md')
   rows = re.findall(r'^\| `(\w+)` \| (.*) \|', page, re.MULTILINE)
