@@ -26,6 +26,7 @@ import zlib
 import numpy as np
 
 from grpo_jax import engines
+from grpo_jax.episodes import transcript
 
 
 class Hosts(NamedTuple):
@@ -100,13 +101,15 @@ class Meeting:
       return
     whole = np.concatenate([call.ids, drawn.ids])
     known = self._known.setdefault(call.number, [])
-    known[:] = [x for x in known if _common(x, whole) < len(x)]
+    known[:] = [x for x in known if transcript.shared(x, whole) < len(x)]
     known.append(whole)
 
   def _packed(self, calls: Sequence[Call]) -> bytes:
     said = []
     for call in calls:
-      lengths = [_common(x, call.ids) for x in self._known.get(call.number, [])]
+      lengths = [
+        transcript.shared(x, call.ids) for x in self._known.get(call.number, [])
+      ]
       length = max(lengths, default=0)
       place = lengths.index(length) if lengths else 0
       said.append(call._replace(ids=(place, length, call.ids[length:])))
@@ -119,10 +122,3 @@ class Meeting:
       known = self._known[call.number][place][:length] if length else new[:0]
       calls.append(call._replace(ids=np.concatenate([known, new])))
     return calls
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-  """With how many equal ids two lists begin."""
-  length = min(len(one), len(other))
-  differ = np.flatnonzero(one[:length] != other[:length])
-  return int(differ[0]) if len(differ) else length

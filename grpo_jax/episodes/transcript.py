@@ -4,18 +4,24 @@ The ids of a call of the engine are those of a path in the tree, and there is no
 other way to make one: nothing that was sampled is decoded and encoded again.
 Every sampled token lies in one node, however many contexts it is read in.
 
+A chat template may write a chat otherwise once it is longer. Then a context
+goes on behind the beginning that both have: it branches off from what it was,
+and keeps its name.
+
 A context is a place in the tree that grows. It has a path as a name: () is the
 first one, and `path + (n, k)` is the k-th that was forked behind the n-th turn
 of the context `path`. So names do not depend on who comes when, nor does what
 is made of them: the keys of calls, and the order of the tree.
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import itertools
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,10 +53,17 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-  """Ids that the policy did not choose, i32[n], and the messages in them."""
+  """Ids that the policy did not choose.
+
+  Attributes:
+    ids: i32[n].
+    messages: What is new in them.
+    kept: How many ids of what came before they follow; None: all of them.
+  """
 
   ids: np.ndarray
   messages: tuple[Mapping[str, Any], ...] = ()
+  kept: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +74,14 @@ class Turn:
     sampled: By the engine.
     number: Of the turns of the episode, in the order in which they were drawn.
     text: All of it but end tokens, for people.
+    message: What a chat template is given of it, if it is rendered anew.
   """
 
   sampled: engines.Sampled
   number: int
   text: str = ''
+  message: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  kept = None  # see `Read`
 
   @property
   def ids(self) -> np.ndarray:
@@ -74,6 +90,20 @@ class Turn:
 
 
 Part = Read | Turn
+
+
+class Placed(NamedTuple):
+  """Where a part lies in a tree.
+
+  Attributes:
+    part: The part.
+    skipped: How many of its ids belong to the prompt.
+    last: The place of the token that its next one follows; -1: the prompt.
+  """
+
+  part: Part
+  skipped: int
+  last: int
 
 
 class Transcript:
@@ -100,16 +130,23 @@ class Transcript:
     path: Path,
     ids: Sequence[int] | np.ndarray,
     messages: Sequence[Mapping[str, Any]] = (),
+    kept: int | None = None,
   ) -> None:
-    """Adds what the next turn of a context will read."""
+    """Adds what the next turn of a context will read; see `Read`."""
     if len(ids):
-      read = Read(np.asarray(ids, np.int32), tuple(messages))
+      read = Read(np.asarray(ids, np.int32), tuple(messages), kept)
       self.contexts[path].parts.append(read)
 
-  def add(self, path: Path, sampled: engines.Sampled, text: str = '') -> int:
+  def add(
+    self,
+    path: Path,
+    sampled: engines.Sampled,
+    text: str = '',
+    message: Mapping[str, Any] | None = None,
+  ) -> int:
     """Adds a turn to a context; returns its number."""
     context, number = self.contexts[path], self.turns
-    context.parts.append(Turn(sampled, number, text))
+    context.parts.append(Turn(sampled, number, text, message or {}))
     context.key = random_keys.fold(context.key, 0)
     context.forks, context.turns = 0, context.turns + 1
     self.turns += 1
@@ -127,11 +164,33 @@ class Transcript:
 
   def ids(self, path: Path) -> np.ndarray:
     """i32[n], all that the next turn of a context reads."""
-    return _joined([part.ids for part in self._parts(path)], np.int32)
+    return _way((part, part.ids) for part in self.parts(path))
+
+  def kept(self, path: Path, ids: np.ndarray) -> int:
+    """How many of a context's ids stay if it is to read others as a whole.
+
+    They are those with which both begin. Of a turn all stay or none, and at
+    least one id is new.
+
+    Args:
+      path: Of the context.
+      ids: i32[n], what it is to read from its beginning on.
+    """
+    before = self.ids(path)
+    same = shared(before, ids[:-1])
+    if same == len(before):
+      return same
+    # Of each place the turn that it lies in; -1: in none.
+    turns = _way(
+      (part, np.full(len(part.ids), getattr(part, 'number', -1)))
+      for part in self.parts(path)
+    )
+    is_cut = same and turns[same] >= 0 and turns[same] == turns[same - 1]
+    return int(np.argmax(turns == turns[same])) if is_cut else same
 
   def last(self, path: Path) -> Turn | None:
     """The last turn that a context has in it; None before the first one."""
-    turns = [part for part in self._parts(path) if isinstance(part, Turn)]
+    turns = [part for part in self.parts(path) if isinstance(part, Turn)]
     return turns[-1] if turns else None
 
   def drawn(self) -> int:
@@ -144,33 +203,49 @@ class Transcript:
     contexts = self.contexts.values()
     return sum(len(part.ids) for one in contexts for part in one.parts)
 
-  def _parts(self, path: Path, number: int | None = None) -> list[Part]:
+  def parts(self, path: Path, number: int | None = None) -> list[Part]:
     """All parts from the root on, with the first `number` of a context."""
     context = self.contexts[path]
-    above = self._parts(path[:-2], context.start) if path else []
+    above = self.parts(path[:-2], context.start) if path else []
     return above + context.parts[:number]
 
-  def placed(self) -> Iterator[tuple[int, Part]]:
+  def placed(self, prompt: int) -> Iterator[Placed]:
     """Every part once, in the order of the tree: by the paths of contexts.
 
-    Yields:
-      Of each part the place of the token that its first one follows, -1 for
-      none; and the part. The tokens have their places in this order.
+    Args:
+      prompt: With how many equal ids all begins. They have no places.
     """
-    ends: dict[int, int] = {}  # the last place of a part
+    own: dict[int, np.ndarray] = {}  # the places of a part
     size = 0
     for path in sorted(self.contexts):
-      above = self._parts(path, 0)
-      last = ends[id(above[-1])] if above else -1
+      way = _way((part, own[id(part)]) for part in self.parts(path, 0))
       for part in self.contexts[path].parts:
-        yield last, part
-        size += len(part.ids)
-        last = ends[id(part)] = size - 1
+        way = way[: part.kept]
+        skipped = min(max(prompt - len(way), 0), len(part.ids))
+        yield Placed(part, skipped, int(way[-1]) if len(way) else -1)
+        size += len(part.ids) - skipped
+        behind = np.arange(size - len(part.ids), size)
+        own[id(part)] = np.where(np.arange(len(behind)) < skipped, -1, behind)
+        way = np.concatenate([way, own[id(part)]])
 
   def turn_places(self) -> dict[int, int]:
     """Of each turn its place among those of the tree, by its number."""
-    turns = [part for _, part in self.placed() if isinstance(part, Turn)]
+    contexts = (self.contexts[path] for path in sorted(self.contexts))
+    parts = itertools.chain.from_iterable(one.parts for one in contexts)
+    turns = [part for part in parts if isinstance(part, Turn)]
     return {part.number: place for place, part in enumerate(turns)}
+
+  def beginnings(self) -> Iterator[np.ndarray]:
+    """i32[n], of each context from the root on what it reads before it samples.
+
+    Of what it reads otherwise later, the beginning that stays.
+    """
+    for path in self.contexts:
+      parts = self.parts(path)
+      first = [part.ids for part in itertools.takewhile(_is_read, parts)]
+      kept = [part.kept for part in parts if part.kept is not None]
+      if parts:
+        yield _joined(first, np.int32)[: min(kept, default=None)]
 
 
 def messages(transcript: Transcript) -> tuple[Mapping[str, Any], ...]:
@@ -189,11 +264,8 @@ def messages(transcript: Transcript) -> tuple[Mapping[str, Any], ...]:
 
 
 def common_ids(transcripts: Sequence[Transcript]) -> list[int]:
-  """What all of a group's episodes read before they sample anything."""
-  first = []
-  for one in transcripts:
-    parts = itertools.takewhile(_is_read, one.contexts[()].parts)
-    first.append(_joined([part.ids for part in parts], np.int32))
+  """What all contexts of a group's episodes read before they sample."""
+  first = [ids for one in transcripts for ids in one.beginnings()]
   shortest = min(map(len, first))
   rows = np.stack([ids[:shortest] for ids in first])
   same = (rows == rows[0]).all(axis=0)
@@ -205,16 +277,22 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
 
   Args:
     transcript: Of an episode that is over.
-    prompt: How many ids of its root are the prompt of its group.
+    prompt: How many ids, with which all contexts begin, are the prompt of its
+      group.
     finish: `engines.TRUNCATED` if a limit has cut it.
 
   Returns:
     An `Episode`; its `account` is left to the caller.
   """
-  placed = [*transcript.placed()]
-  parts = [part for _, part in placed]
+  placed = [*transcript.placed(prompt)]
+  parts = [one.part for one in placed]
   turns = [part for part in parts if isinstance(part, Turn)]
   number = {id(part): n for n, part in enumerate(turns)}
+
+  def behind(values: Iterable[Any], dtype: Any) -> np.ndarray:
+    """Values of all parts, without those of the prompt."""
+    kept = [x[one.skipped :] for x, one in zip(values, placed, strict=True)]
+    return _joined(kept, dtype)
 
   def array(name: str, dtype: Any) -> Any:
     """What the engine has said of each token; 0 where it has not drawn it."""
@@ -226,36 +304,52 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
       else np.zeros(len(part.ids))
       for part in parts
     ]
-    return _joined(values, dtype)[prompt:]
+    return behind(values, dtype)
 
-  starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+  sizes = [len(one.part.ids) - one.skipped for one in placed]
+  starts = np.cumsum([0, *sizes])
   previous = _joined(
     [
-      [last, *range(start, start + len(part.ids) - 1)]
-      for (last, part), start in zip(placed, starts)
+      [one.last, *range(start, start + size - 1)][:size]
+      for one, start, size in zip(placed, starts, sizes)
     ],
     np.int32,
   )
-  previous = np.maximum(previous[prompt:] - prompt, -1)
   is_line = np.array_equal(previous, np.arange(-1, len(previous) - 1))
   turn = [np.full(len(x.ids), number.get(id(x), 0)) for x in parts]
   chosen = [np.full(len(x.ids), isinstance(x, Turn)) for x in parts]
   return Episode(
-    ids=_joined([part.ids for part in parts], np.int32)[prompt:],
-    chosen=_joined(chosen, bool)[prompt:],
+    ids=behind((part.ids for part in parts), np.int32),
+    chosen=behind(chosen, bool),
     logp=array('logp', np.float32),
     log_kept=array('log_kept', np.float32),
     version=array('version', np.int32),
     entropy=array('entropy', np.float32),
     routing=array('routing', np.int32),
-    turn=_joined(turn, np.int32)[prompt:],
+    turn=behind(turn, np.int32),
     previous=None if is_line else previous,
     finish=finish,
   )
 
 
+def shared(one: np.ndarray, other: np.ndarray) -> int:
+  """With how many equal ids two lists begin."""
+  length = min(len(one), len(other))
+  return int(np.cumprod(one[:length] == other[:length]).sum())
+
+
 def _is_read(part: Part) -> bool:
   return isinstance(part, Read)
+
+
+def _way(parts: Iterable[tuple[Part, np.ndarray]]) -> np.ndarray:
+  """i[n], what lies along parts that have a number for each of their ids."""
+  found: list[np.ndarray] = []
+  for part, numbers in parts:
+    if part.kept is not None:
+      found = [_joined(found, np.int32)[: part.kept]]
+    found.append(numbers)
+  return _joined(found, np.int32)
 
 
 def _joined(parts: Sequence[Any], dtype: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
 from grpo_jax.environments import tools_as_text
+from grpo_jax.episodes import history
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
 from grpo_jax.run.build.specs import EnvironmentSpec
@@ -42,12 +43,17 @@ def environment_spec(
     return None
   played = fields.name if own is None else own
   made = forms.resolve(played, fields.kwargs)
-  tokenizer.check_continuation(made.tools if _reads_tools(tokenizer) else ())
+  shown = made.tools if _reads_tools(tokenizer) else ()
+  renders = fields.history == 'template'
+  tokenizer.check_continuation(shown, appends=not renders)
+  call_format = _call_format(fields.call_format, tokenizer, made.tools)
+  if renders:
+    history.check(tokenizer, call_format, shown)
   widest = max(config.data.completion_buckets)
   context = fields.context_tokens or widest
   return EnvironmentSpec(
     played=(played, fields.kwargs),
-    call_format=_call_format(fields.call_format, tokenizer, made.tools),
+    call_format=call_format,
     options=sessions.Options(
       where='here' if own is not None else fields.where,
       processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
@@ -65,6 +71,7 @@ def environment_spec(
       prompt_tokens=max(config.data.prompt_buckets),
       result_tokens=fields.result_tokens,
     ),
+    renders=renders,
     alike=fields.seed == 'group',
     failed_share=fields.failed_share,
   )
@@ -222,6 +229,7 @@ def play(
     sampling,
     dataclasses.replace(spec.limits, turn_tokens=max_tokens),
     alike=spec.alike,
+    renders=spec.renders,
     **asked,
   )
   check_failures(spec, played)
