@@ -17,6 +17,7 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import itertools
 import json
 import re
 from typing import Any
@@ -89,7 +90,8 @@ def begin(
 ) -> list[int]:
   """See `Tokenizer.begin_chat`."""
   # Where reasoning has a field of its own, no text has marks of it.
-  marks = () if reasoning_field(tokenizer) else reasoning_marks(tokenizer)
+  has_field = reasoning_field(tokenizer)
+  marks = () if has_field else [*itertools.chain(*_REASONING)]
   aside = _spelled.set_aside(tokenizer, _read(prompt), sampled, marks)
   return _spelled.encode(
     tokenizer, _text(tokenizer, aside.messages, tools), aside

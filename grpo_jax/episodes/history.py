@@ -128,14 +128,13 @@ def check(
   _, _, behind = tokenizer.decode_whole(written).partition(_ASKED)
   before, found, rest = behind.partition(_SAID)
   _, _, opener = rest.partition(_NEXT)
-  begin = next(
-    (n for n, pair in enumerate(zip(opener, before)) if pair[0] != pair[1]),
-    min(len(opener), len(before)),
-  )
-  pieces = tokenizer.turn_pieces(tokenizer.encode(before[begin:] + found))
-  opened = begin == len(opener) and tokenizer.opens_reasoning()
-  read = formats.parse(format, pieces, opened)
-  if not found or read.text.strip() != _SAID:
+
+  def read(text: str) -> str:
+    """What is read of a text, without white space."""
+    pieces = tokenizer.turn_pieces(tokenizer.encode(text))
+    return ''.join(formats.parse(format, pieces).text.split())
+
+  if not found or read(before + _SAID) != read(opener) + _SAID:
     raise ValueError(
       "config.environment.history='template' writes the whole chat each turn,"
       f' but where {_SAID!r} was said, the template writes {behind!r:.200}, which'
