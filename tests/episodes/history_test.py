@@ -52,14 +52,14 @@ def play(
   **limits,
 ):
   """Plays; each turn is what `answers` says of its number in the episode."""
-  turns = iter(answers)
+  turns, end = iter(answers), tokenizer.turn_end_ids()[0]
 
   def answer(request, number):
     if request.limit == 1:  # it fills a round
-      return [tokenizer.eos_ids[0]]
+      return [end]
     said = next(turns)
     ids = tokenizer.encode(said) if isinstance(said, str) else said
-    return [*ids, tokenizer.eos_ids[0]]
+    return [*ids, end]
 
   engine = FakeEngine(answer)
   engine.load(None, 3)
