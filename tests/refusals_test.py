@@ -89,6 +89,7 @@ CONFIG = [
   ),
   ({'environment.seed': 'x'}, "environment.seed='x'; give one of group,"),
   ({'environment.where': 'x'}, "environment.where='x'"),
+  ({'environment.others': {'a': 'b:c'}}, 'without environment.name'),
   ({'environment.max_turns': 0}, 'environment.max_turns=0'),
   ({'environment.episode_tokens': -1}, 'environment.episode_tokens=-1'),
   ({'environment.context_tokens': -1}, 'environment.context_tokens=-1'),

@@ -438,6 +438,11 @@ def _checks_of_environment(config: Any):
   fields, rewards = config.environment, [x.name for x in config.rewards]
   if not fields.name:
     yield (
+      not fields.others,
+      f'environment.others={fields.others!r:.60} without environment.name; '
+      'name the usual one',
+    )
+    yield (
       'environment' not in rewards,
       "a reward with name='environment' without environment.name; name the "
       'environment',

@@ -137,6 +137,7 @@ def check(
   if not found or read(before + _SAID) != read(opener) + _SAID:
     raise ValueError(
       "config.environment.history='template' writes the whole chat each turn,"
-      f' but where {_SAID!r} was said, the template writes {behind!r:.200}, which'
-      " is not read as such a turn; set config.environment.history='append'."
+      f' but where {_SAID!r} was said, the template writes {behind!r:.200},'
+      ' which is not read as such a turn; set'
+      " config.environment.history='append'."
     )

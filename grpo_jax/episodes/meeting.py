@@ -18,10 +18,8 @@ plays all of them alone would ask it.
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import pickle
 from typing import Any
 from typing import NamedTuple
-import zlib
 
 import numpy as np
 
@@ -91,9 +89,9 @@ class Meeting:
     """
     if self._hosts.number == 1:
       return asked()
-    told = self._hosts.exchange(lambda: self._packed(asked()))
-    calls = [call for one in told for call in self._unpacked(one)]
-    return sorted(calls, key=lambda call: call.number)
+    told = self._hosts.exchange(lambda: self._without_known(asked()))
+    # By episode, as `Hosts.players` divides them.
+    return [self._whole(*call) for theirs in told for call in theirs]
 
   def note(self, call: Call, drawn: engines.Sampled) -> None:
     """What was drawn for a call; called for all calls, in their order."""
@@ -104,7 +102,10 @@ class Meeting:
     known[:] = [x for x in known if transcript.shared(x, whole) < len(x)]
     known.append(whole)
 
-  def _packed(self, calls: Sequence[Call]) -> bytes:
+  def _without_known(
+    self, calls: Sequence[Call]
+  ) -> list[tuple[Call, int, int]]:
+    """Calls with the ids that are new, and where the others are known."""
     said = []
     for call in calls:
       lengths = [
@@ -112,13 +113,11 @@ class Meeting:
       ]
       length = max(lengths, default=0)
       place = lengths.index(length) if lengths else 0
-      said.append(call._replace(ids=(place, length, call.ids[length:])))
-    return zlib.compress(pickle.dumps(said), 1)
+      said.append((call._replace(ids=call.ids[length:]), place, length))
+    return said
 
-  def _unpacked(self, packed: bytes) -> list[Call]:
-    calls = []
-    for call in pickle.loads(zlib.decompress(packed)):
-      place, length, new = call.ids
-      known = self._known[call.number][place][:length] if length else new[:0]
-      calls.append(call._replace(ids=np.concatenate([known, new])))
-    return calls
+  def _whole(self, call: Call, place: int, length: int) -> Call:
+    if not length:
+      return call
+    known = self._known[call.number][place][:length]
+    return call._replace(ids=np.concatenate([known, call.ids]))

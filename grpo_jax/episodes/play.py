@@ -115,6 +115,7 @@ def play(
   rollout: int,
   purpose: str = 'sample',
   alike: bool = True,
+  environments: Sequence[str] = (),
   check: Callable[[], None] = lambda: None,
   hosts: meeting_lib.Hosts = meeting_lib.ALONE,
   renders: bool = False,
@@ -136,6 +137,8 @@ def play(
     purpose: See `engines.requests`. What is no sample begins alike in every
       rollout, so that its results can be compared.
     alike: Whether all episodes of a record begin with one seed.
+    environments: Which of those that the player knows each record begins; ()
+      is the one whose name is ''.
     check: Called between two turns of the engine; what it raises ends it all.
     hosts: The processes that play. Each knows the tokens of the episodes that
       it has played (`Episode.holder`), and of the others how they have ended.
@@ -156,7 +159,8 @@ def play(
   for p, g in np.ndindex(len(records), group):
     if own[p]:
       start = int(starts[p, 0 if alike else g])
-      begin = events.Begin(p * group + g, records[p], start, '')
+      name = environments[int(p)] if environments else ''
+      begin = events.Begin(p * group + g, records[p], start, name)
       live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
       player.begin(begin)
   rounds = _Rounds(live, tokenizer, player, call_format, limits, renders)
@@ -490,7 +494,7 @@ def _outside(one: Played) -> Played:
     for name, x in one.episode._asdict().items()
     if isinstance(x, np.ndarray)
   }
-  return one._replace(episode=one.episode._replace(**arrays), last_text='')
+  return one._replace(episode=one.episode._replace(**arrays))
 
 
 def _held(one: Played, rank: int) -> Played:

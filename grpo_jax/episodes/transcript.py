@@ -21,7 +21,6 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 from typing import Any
-from typing import NamedTuple
 
 import numpy as np
 
@@ -90,20 +89,6 @@ class Turn:
 
 
 Part = Read | Turn
-
-
-class Placed(NamedTuple):
-  """Where a part lies in a tree.
-
-  Attributes:
-    part: The part.
-    skipped: How many of its ids belong to the prompt.
-    last: The place of the token that its next one follows; -1: the prompt.
-  """
-
-  part: Part
-  skipped: int
-  last: int
 
 
 class Transcript:
@@ -209,11 +194,12 @@ class Transcript:
     above = self.parts(path[:-2], context.start) if path else []
     return above + context.parts[:number]
 
-  def placed(self, prompt: int) -> Iterator[Placed]:
+  def placed(self) -> Iterator[tuple[int, Part]]:
     """Every part once, in the order of the tree: by the paths of contexts.
 
-    Args:
-      prompt: With how many equal ids all begins. They have no places.
+    Yields:
+      Of each part the place of the token that its first one follows, -1 for
+      none; and the part. The tokens have their places in this order.
     """
     own: dict[int, np.ndarray] = {}  # the places of a part
     size = 0
@@ -221,12 +207,16 @@ class Transcript:
       way = _way((part, own[id(part)]) for part in self.parts(path, 0))
       for part in self.contexts[path].parts:
         way = way[: part.kept]
-        skipped = min(max(prompt - len(way), 0), len(part.ids))
-        yield Placed(part, skipped, int(way[-1]) if len(way) else -1)
-        size += len(part.ids) - skipped
-        behind = np.arange(size - len(part.ids), size)
-        own[id(part)] = np.where(np.arange(len(behind)) < skipped, -1, behind)
+        yield int(way[-1]) if len(way) else -1, part
+        own[id(part)] = np.arange(size, size + len(part.ids))
         way = np.concatenate([way, own[id(part)]])
+        size += len(part.ids)
+
+  def beginnings(self) -> Iterator[list[Part]]:
+    """The parts of each context that begins with nothing before it."""
+    for path, context in self.contexts.items():
+      if context.parts and not self.parts(path, 0):
+        yield context.parts
 
   def turn_places(self) -> dict[int, int]:
     """Of each turn its place among those of the tree, by its number."""
@@ -234,18 +224,6 @@ class Transcript:
     parts = itertools.chain.from_iterable(one.parts for one in contexts)
     turns = [part for part in parts if isinstance(part, Turn)]
     return {part.number: place for place, part in enumerate(turns)}
-
-  def beginnings(self) -> Iterator[np.ndarray]:
-    """i32[n], of each context from the root on what it reads before it samples.
-
-    Of what it reads otherwise later, the beginning that stays.
-    """
-    for path in self.contexts:
-      parts = self.parts(path)
-      first = [part.ids for part in itertools.takewhile(_is_read, parts)]
-      kept = [part.kept for part in parts if part.kept is not None]
-      if parts:
-        yield _joined(first, np.int32)[: min(kept, default=None)]
 
 
 def messages(transcript: Transcript) -> tuple[Mapping[str, Any], ...]:
@@ -264,9 +242,21 @@ def messages(transcript: Transcript) -> tuple[Mapping[str, Any], ...]:
 
 
 def common_ids(transcripts: Sequence[Transcript]) -> list[int]:
-  """What all contexts of a group's episodes read before they sample."""
-  first = [ids for one in transcripts for ids in one.beginnings()]
-  shortest = min(map(len, first))
+  """What all of a group's episodes read before they sample anything.
+
+  A context that was forked before anything was read begins like a first one.
+  What a context reads otherwise later is not among it.
+  """
+  first = [
+    _joined(
+      [part.ids for part in itertools.takewhile(_is_read, parts)], np.int32
+    )
+    for one in transcripts
+    for parts in one.beginnings()
+  ]
+  contexts = (x for one in transcripts for x in one.contexts.values())
+  kept = [x.kept for one in contexts for x in one.parts if x.kept is not None]
+  shortest = min([*map(len, first), *kept])
   rows = np.stack([ids[:shortest] for ids in first])
   same = (rows == rows[0]).all(axis=0)
   return rows[0, : int(np.cumprod(same).sum())].tolist()
@@ -277,22 +267,22 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
 
   Args:
     transcript: Of an episode that is over.
-    prompt: How many ids, with which all contexts begin, are the prompt of its
-      group.
+    prompt: How many ids are the prompt of its group, with which each context
+      begins that has nothing before it. They are left out.
     finish: `engines.TRUNCATED` if a limit has cut it.
 
   Returns:
     An `Episode`; its `account` is left to the caller.
   """
-  placed = [*transcript.placed(prompt)]
-  parts = [one.part for one in placed]
+  placed = [*transcript.placed()]
+  parts = [part for _, part in placed]
   turns = [part for part in parts if isinstance(part, Turn)]
   number = {id(part): n for n, part in enumerate(turns)}
-
-  def behind(values: Iterable[Any], dtype: Any) -> np.ndarray:
-    """Values of all parts, without those of the prompt."""
-    kept = [x[one.skipped :] for x, one in zip(values, placed, strict=True)]
-    return _joined(kept, dtype)
+  starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+  keep = np.ones(starts[-1], bool)
+  for (last, _), start in zip(placed, starts):
+    if last < 0:
+      keep[start : start + prompt] = False
 
   def array(name: str, dtype: Any) -> Any:
     """What the engine has said of each token; 0 where it has not drawn it."""
@@ -304,29 +294,30 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
       else np.zeros(len(part.ids))
       for part in parts
     ]
-    return behind(values, dtype)
+    return _joined(values, dtype)[keep]
 
-  sizes = [len(one.part.ids) - one.skipped for one in placed]
-  starts = np.cumsum([0, *sizes])
   previous = _joined(
     [
-      [one.last, *range(start, start + size - 1)][:size]
-      for one, start, size in zip(placed, starts, sizes)
+      [last, *range(start, start + len(part.ids) - 1)]
+      for (last, part), start in zip(placed, starts)
     ],
     np.int32,
   )
+  # A place of -1 is that of what was left out: the end of the prompt.
+  place = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)
+  previous = place[previous[keep]].astype(np.int32)
   is_line = np.array_equal(previous, np.arange(-1, len(previous) - 1))
   turn = [np.full(len(x.ids), number.get(id(x), 0)) for x in parts]
   chosen = [np.full(len(x.ids), isinstance(x, Turn)) for x in parts]
   return Episode(
-    ids=behind((part.ids for part in parts), np.int32),
-    chosen=behind(chosen, bool),
+    ids=_joined([part.ids for part in parts], np.int32)[keep],
+    chosen=_joined(chosen, bool)[keep],
     logp=array('logp', np.float32),
     log_kept=array('log_kept', np.float32),
     version=array('version', np.int32),
     entropy=array('entropy', np.float32),
     routing=array('routing', np.int32),
-    turn=behind(turn, np.int32),
+    turn=_joined(turn, np.int32)[keep],
     previous=None if is_line else previous,
     finish=finish,
   )
@@ -335,7 +326,8 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
 def shared(one: np.ndarray, other: np.ndarray) -> int:
   """With how many equal ids two lists begin."""
   length = min(len(one), len(other))
-  return int(np.cumprod(one[:length] == other[:length]).sum())
+  differ = np.flatnonzero(one[:length] != other[:length])
+  return int(differ[0]) if len(differ) else length
 
 
 def _is_read(part: Part) -> bool:

@@ -92,8 +92,8 @@ def hosts(peers: processes.Processes, stop: stop_signal.Stop) -> meeting.Hosts:
 
   def exchange(say: Callable[[], Any]) -> list[Any]:
     with peers.together(), peers.patient(), stop.at_once():
-      said = say()
-    return peers.exchange(said)
+      said = zlib.compress(pickle.dumps(say()), 1)
+    return [pickle.loads(zlib.decompress(one)) for one in peers.exchange(said)]
 
   return meeting.Hosts(peers.rank, peers.number, exchange)
 

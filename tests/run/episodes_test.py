@@ -1,10 +1,18 @@
 """Runs whose completions are episodes: started again, and of one turn each."""
 
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
 from grpo_jax.environments import sessions
 from grpo_jax.rollouts import parquet
+from tests import cli
 from tests import runs
 from tests.run import export_test
 from tests.run import played
@@ -40,6 +48,55 @@ def test_killed_among_episodes_it_goes_on(tmp_path, monkeypatch):
   assert runs.checkpoints(tmp_path / 'killed')[-1] == 2
   played.train(tmp_path / 'killed', **changes)
   runs.assert_equal(tmp_path / 'whole', tmp_path / 'killed')
+
+
+def start(workdir, where, *killed_at):
+  """A start in a process of its own: its exit code, and what it has printed."""
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      played.__name__,
+      workdir,
+      where,
+      *map(str, killed_at),
+    ],
+    cwd=cli.ROOT,
+    env=cli.environment() | {'OF_RUN': str(workdir)},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    timeout=300,
+  )
+  return done.returncode, done.stdout
+
+
+def wait_for_workers(workdir):
+  """Until none is left that a killed process has started."""
+  until = time.monotonic() + 20
+  while left := runs.processes_with(f'OF_RUN={workdir}'):
+    assert time.monotonic() < until, left
+    time.sleep(0.1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('where', ['here', 'workers'])
+def test_kill_9_among_episodes(where, tmp_path):
+  code, said = start(tmp_path / 'whole', where)
+  found = re.search(r'asked (\d+) times', said)
+  assert code == 0 and found, said
+  times, drawn = int(found[1]), random.Random(where)
+  for number in range(3):
+    workdir, at = tmp_path / f'{number}', drawn.randrange(1, times)
+    # The last one is killed a second time, where it has just gone on.
+    for place in [at, 5][: 1 + (number == 2)]:
+      code, said = start(workdir, where, place)
+      assert code == -signal.SIGKILL, said
+      wait_for_workers(workdir)
+    code, said = start(workdir, where)
+    assert code == 0, said
+    runs.assert_equal(tmp_path / 'whole', workdir)
+    wait_for_workers(workdir)
 
 
 @pytest.mark.long

@@ -55,7 +55,7 @@ class WorkersSpec:
 class EnvironmentSpec:
   """What the policy talks to in episodes; see `config.Environment`."""
 
-  played: tuple[Any, dict[str, Any]]  # as `sessions.Player` takes it
+  played: dict[str, Any]  # as `sessions.Player` takes it; '': the usual one
   call_format: formats.Format
   options: sessions.Options
   limits: Limits
