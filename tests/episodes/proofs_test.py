@@ -178,7 +178,9 @@ def trap_of(name):
   'number', [14, pytest.param(455, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize('name', continuation_test.TAKEN)
-@pytest.mark.parametrize('renders', [False, True])
+@pytest.mark.parametrize(
+  'renders', [False, pytest.param(True, marks=pytest.mark.long)]
+)
 def test_the_ids_of_every_call_are_those_that_are_trained(
   name, number, renders
 ):

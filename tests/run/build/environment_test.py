@@ -102,6 +102,24 @@ def test_an_object_is_played_here():
   assert spec.played[''][0] is single and spec.options.where == 'here'
 
 
+def test_a_chat_that_is_written_anew_may_be_written_otherwise():
+  def spec(source, history):
+    tokenizer = continuation_test._tokenizer(source)
+    config = made(name=SINGLE, history=history)
+    return build_environment.environment_spec(config, tokenizer)
+
+  rounds = trap_templates.ROUNDS
+  with pytest.raises(ValueError, match="set config.environment.history='temp"):
+    spec(rounds, 'append')
+  assert spec(rounds, 'template').renders
+  two_parts = trap_templates.SEPARATOR.source.replace(
+    ' m.content', " ('final ' if m.role == 'assistant' else '') + m.content"
+  )
+  assert not spec(two_parts, 'append').renders
+  with pytest.raises(ValueError, match='is not read as such a turn; set'):
+    spec(two_parts, 'template')
+
+
 def test_without_a_name_there_is_none():
   config = made()
   assert spec_of(config) is None
