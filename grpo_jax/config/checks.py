@@ -143,6 +143,7 @@ _KNOWN = {
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
   'early_stop.mode': ('max', 'min'),
+  'environment.history': ('append', 'template'),
   'environment.seed': ('group', 'episode'),
   'environment.where': ('workers', 'here'),
 }

@@ -377,6 +377,12 @@ class Environment:
     "'pythonic', 'gemma', 'json_block', or your own as 'module:function'. "
     "'auto' reads it from the chat template.",
   )
+  history: str = field(
+    'append',
+    "What a turn reads of those before it: 'append' all that was read and "
+    "sampled, as it was; 'template' the whole chat as the chat template writes "
+    'it then, which may leave out what was thought in earlier turns.',
+  )
   seed: str = field(
     'group',
     "Which seed an episode begins with: 'group' gives all episodes of a record "

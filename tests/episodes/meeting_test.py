@@ -26,7 +26,7 @@ GROUP = 2
 # The last ones are played longest, all by the last process.
 RECORDS = [{'prompt': x, 'answer': y} for x, y in zip('abcde', '12145')]
 SPEC = EnvironmentSpec(
-  ('', {}), formats.find('hermes'), sessions.Options(), LIMITS, True, 0.5
+  ('', {}), formats.find('hermes'), sessions.Options(), LIMITS, False, True, 0.5
 )
 
 

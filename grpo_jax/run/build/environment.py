@@ -15,6 +15,7 @@ from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
 from grpo_jax.environments import tools_as_text
+from grpo_jax.episodes import history
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
 from grpo_jax.run.build import data as build_data
@@ -45,14 +46,18 @@ def environment_spec(
     return None
   played = {'': (fields.name if own is None else own, fields.kwargs)}
   played |= {name: _other(name, one) for name, one in fields.others.items()}
-  toolsets = _toolsets(played)
-  for tools in toolsets or [()]:
-    tokenizer.check_continuation(tools if _reads_tools(tokenizer) else ())
+  toolsets, renders = _toolsets(played), fields.history == 'template'
+  shown = toolsets if toolsets and _reads_tools(tokenizer) else [()]
+  for tools in shown:
+    tokenizer.check_continuation(tools, appends=not renders)
+  call_format = _call_format(fields.call_format, tokenizer, toolsets)
+  for tools in shown if renders else ():
+    history.check(tokenizer, call_format, tools)
   widest = max(config.data.completion_buckets)
   context = fields.context_tokens or widest
   return EnvironmentSpec(
     played=played,
-    call_format=_call_format(fields.call_format, tokenizer, toolsets),
+    call_format=call_format,
     options=sessions.Options(
       where='here' if own is not None else fields.where,
       processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
@@ -70,6 +75,7 @@ def environment_spec(
       prompt_tokens=max(config.data.prompt_buckets),
       result_tokens=fields.result_tokens,
     ),
+    renders=renders,
     alike=fields.seed == 'group',
     failed_share=fields.failed_share,
   )
@@ -282,6 +288,7 @@ def play(
     sampling,
     dataclasses.replace(spec.limits, turn_tokens=max_tokens),
     alike=spec.alike,
+    renders=spec.renders,
     environments=[_begun(spec, record) for record in records],
     **asked,
   )

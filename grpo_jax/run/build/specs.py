@@ -59,6 +59,7 @@ class EnvironmentSpec:
   call_format: formats.Format
   options: sessions.Options
   limits: Limits
+  renders: bool  # whether each turn reads the chat as the template writes it
   alike: bool  # whether all episodes of a record begin with one seed
   failed_share: float  # above which the episodes that failed end the run
 

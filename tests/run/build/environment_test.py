@@ -26,6 +26,7 @@ GIVEN = {
   'kwargs': {'text': 'a'},
   'others': {'other': SINGLE},
   'call_format': 'xml',
+  'history': 'template',
   'seed': 'episode',
   'max_turns': 3,
   'episode_tokens': 21,
@@ -45,6 +46,7 @@ READ = {
   'kwargs': lambda spec: spec.played[''][1],
   'others': lambda spec: {k: one for k, (one, _) in spec.played.items() if k},
   'call_format': lambda spec: spec.call_format.name,
+  'history': lambda spec: 'template' if spec.renders else 'append',
   'seed': lambda spec: 'group' if spec.alike else 'episode',
   'max_turns': lambda spec: spec.limits.turns,
   'episode_tokens': lambda spec: spec.limits.episode_tokens,
@@ -98,6 +100,24 @@ def test_what_a_config_is_silent_about_follows_from_widths():
 def test_an_object_is_played_here():
   spec = spec_of(made(name='<environment single given in Python>'), single)
   assert spec.played[''][0] is single and spec.options.where == 'here'
+
+
+def test_a_chat_that_is_written_anew_may_be_written_otherwise():
+  def spec(source, history):
+    tokenizer = continuation_test._tokenizer(source)
+    config = made(name=SINGLE, history=history)
+    return build_environment.environment_spec(config, tokenizer)
+
+  rounds = trap_templates.ROUNDS
+  with pytest.raises(ValueError, match="set config.environment.history='temp"):
+    spec(rounds, 'append')
+  assert spec(rounds, 'template').renders
+  two_parts = trap_templates.SEPARATOR.source.replace(
+    ' m.content', " ('final ' if m.role == 'assistant' else '') + m.content"
+  )
+  assert not spec(two_parts, 'append').renders
+  with pytest.raises(ValueError, match='is not read as such a turn; set'):
+    spec(two_parts, 'template')
 
 
 def test_without_a_name_there_is_none():
