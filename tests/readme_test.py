@@ -21,7 +21,7 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_jax import config
+from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax import rewards
 from grpo_jax.commands import options
@@ -57,10 +57,10 @@ def test_the_first_page_is_short():
 
 # The code. Every block of Python is run by one of the tests below.
 RUN_BELOW = {
-  'README.md': 3,
+  'README.md': 4,
   'configs/README.md': 1,
   'grpo_jax/diagnostics/README.md': 1,
-  'grpo_jax/environments/README.md': 3,
+  'grpo_jax/environments/README.md': 4,
   'grpo_jax/losses/README.md': 4,
   'grpo_jax/models/README.md': 1,
   'grpo_jax/optim/README.md': 3,
@@ -117,7 +117,7 @@ def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-  'page, number', [('README.md', 1), ('grpo_jax/losses/README.md', 0)]
+  'page, number', [('README.md', 2), ('grpo_jax/losses/README.md', 0)]
 )
 def test_the_examples_of_a_loss_run(page, number):
   gradient = run(blocks(page, 'python')[number])['gradient']
@@ -126,8 +126,8 @@ def test_the_examples_of_a_loss_run(page, number):
 
 def test_the_examples_of_rewards_are_rewards():
   terms, apart, own = blocks('grpo_jax/rewards/README.md', 'python')
-  changed = run(terms, config=config.default())['config']
-  labels = [reward.label for reward in config.resolve(changed).rewards]
+  changed = run(terms, config=config_lib.default())['config']
+  labels = [reward.label for reward in config_lib.resolve(changed).rewards]
   assert labels == ['', '', 'brief']
   brief = run(own, rewards=rewards)['brief']
   assert rewards.is_bounded(brief) and brief('', 'so', {}, limit=2) == 1
@@ -138,9 +138,14 @@ def test_the_examples_of_rewards_are_rewards():
 
 def test_the_examples_of_environments_are_played():
   """By policies that do well, and badly."""
-  guess, countdown, shop = (
-    run(code) for code in blocks('grpo_jax/environments/README.md', 'python')
+  values = config_lib.default()
+  guess, _, countdown, shop = (
+    run(code, config=values)
+    for code in blocks('grpo_jax/environments/README.md', 'python')
   )
+  config = config_lib.resolve(values)
+  assert config.environment.name.endswith(':guess') and config.data.chat
+  assert max(config.data.completion_buckets) > config.sampler.max_tokens
 
   def bisect(context):
     low, high = 0, 32
@@ -154,7 +159,12 @@ def test_the_examples_of_environments_are_played():
     policy = scripted.Scripted(replies, tools=made.tools, **options)
     return asyncio.run(made.make()(policy, example or {}, 0)), policy
 
+  (first,) = (x for x in blocks('README.md', 'python') if 'def guess' in x)
+  first = forms.resolve(run(first)['guess']).make()
+
   for number in range(32):
+    policy = scripted.Scripted(bisect)
+    assert asyncio.run(first(policy, {}, 32 + number)) == 1.0
     assert play(guess['guess'], bisect, {'number': number})[0] == 1.0
   assert play(guess['guess'], ['seven'], {'number': 7})[0] == 0.0
 
@@ -177,6 +187,14 @@ def test_the_examples_of_environments_are_played():
   assert play(shop['Shop'], again, {'budget': 3}, format='hermes')[0] == 0.0
 
 
+def test_tests_that_pages_name_are_there():
+  names = re.findall(r'`([\w/]+\.py)::(\w+)`', text('tests/README.md'))
+  assert len(names) > 30
+  for path, name in names:
+    code = (ROOT / 'tests' / path).read_text()
+    assert f'\ndef {name}(' in code, f'{path}::{name}'
+
+
 def test_the_table_of_formats_is_whole():
   page = text('grpo_jax/environments/README.md')
   rows = re.findall(r'^\| `(\w+)` \| (.*) \|', page, re.MULTILINE)
@@ -192,10 +210,10 @@ def test_the_table_of_formats_is_whole():
 
 def test_the_example_of_sources_resolves():
   hub, code = blocks('grpo_jax/data/README.md', 'python')
-  resolved = config.resolve(run(hub, config=config.default())['config'])
+  resolved = config_lib.resolve(run(hub, config=config_lib.default())['config'])
   assert resolved.data.train[0].name == 'hf:openai/gsm8k'
-  changed = run(code, config=config.default())['config']
-  resolved = config.resolve(changed)
+  changed = run(code, config=config_lib.default())['config']
+  resolved = config_lib.resolve(changed)
   (source,) = resolved.data.heldout
   assert source.kwargs['max_digits'] == 2
   assert resolved.rewards[0].name == 'reasoning_gym'
@@ -212,7 +230,7 @@ def test_the_example_of_an_audit_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   'page, number, loop',
   [
-    ('README.md', 2, 'optax'),
+    ('README.md', 3, 'optax'),
     ('grpo_jax/optim/README.md', 0, 'optax'),
     ('grpo_jax/optim/README.md', 1, 'nnx'),
   ],
@@ -310,7 +328,7 @@ def test_the_example_of_flat_rows_runs():
 
 def test_the_example_of_a_config_file_can_be_used():
   get_config = run(blocks('configs/README.md', 'python')[0])['get_config']
-  resolved = config.resolve(get_config())
+  resolved = config_lib.resolve(get_config())
   assert (resolved.steps, resolved.learner.method) == (100, 'dapo')
 
 

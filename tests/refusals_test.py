@@ -83,6 +83,28 @@ CONFIG = [
   ({'workers.wall_limit_secs': -1.0}, 'workers.wall_limit_secs=-1.0'),
   ({'workers.memory_limit_gib': 0.0}, 'workers.memory_limit_gib=0.0'),
   ({'workers.memory_limit_gib': 0.01}, 'in which Python does not start'),
+  (
+    {'environment.history': 'x'},
+    "environment.history='x'; give one of append, template.",
+  ),
+  ({'environment.seed': 'x'}, "environment.seed='x'; give one of group,"),
+  ({'environment.where': 'x'}, "environment.where='x'"),
+  ({'environment.others': {'a': 'b:c'}}, 'without environment.name'),
+  ({'environment.max_turns': 0}, 'environment.max_turns=0'),
+  ({'environment.episode_tokens': -1}, 'environment.episode_tokens=-1'),
+  ({'environment.context_tokens': -1}, 'environment.context_tokens=-1'),
+  ({'environment.result_tokens': 0}, 'environment.result_tokens=0'),
+  ({'environment.processes': 5000}, 'environment.processes=5000; give at most'),
+  ({'environment.sessions': 256}, 'environment.sessions=256; give at most 255'),
+  ({'environment.tool_secs': 0.0}, 'environment.tool_secs=0.0'),
+  ({'environment.episode_secs': 0.0}, 'environment.episode_secs=0.0'),
+  ({'environment.memory_limit_gib': 0.01}, 'environment.memory_limit_gib=0.01'),
+  ({'environment.retries': -1}, 'environment.retries=-1; give 0 or more'),
+  ({'environment.failed_share': 1.5}, 'environment.failed_share=1.5; give at'),
+  (
+    {'environment.name': 'calculator'},
+    "environment.name='calculator' with data.chat=False",
+  ),
   ({'sampler.prompts': 0}, 'sampler.prompts=0'),
   ({'sampler.group': 0}, 'sampler.group=0'),
   ({'sampler.group': 2**30}, 'tokens of a rollout'),
@@ -202,10 +224,11 @@ ANY_VALUE = {
   'log.mlflow_experiment', 'log.expected_prefixes', 'export.adapter',
   'export.public',
 }  # fmt: skip
-# Refused where the model, the mesh or the method is built: see below, and
-# method_test.py.
+# Refused where the model, the mesh, the method or the environment is built: see
+# below, method_test.py and environment_test.py.
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
+  'environment.kwargs', 'environment.call_format',
   'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
   'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',
   'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context', 'mesh.slices',

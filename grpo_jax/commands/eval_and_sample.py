@@ -21,6 +21,7 @@ def run_eval(arguments: Arguments) -> None:
       arguments.checkpoint,
       to_evaluate=True,
       peers=peers,
+      stop=together.STOP,
     )
     summary = policies.evaluate(
       policy,
@@ -69,7 +70,11 @@ def run_sample(arguments: Arguments) -> None:
   """`grpo-jax sample`."""
   with together.joined(arguments) as peers:
     policy = policies.load(
-      arguments.config, arguments.workdir, arguments.checkpoint, peers=peers
+      arguments.config,
+      arguments.workdir,
+      arguments.checkpoint,
+      peers=peers,
+      stop=together.STOP,
     )
     typed = prompts(arguments.prompt, arguments.prompts)
     write(
@@ -100,6 +105,8 @@ def write(
   for one in policies.sample(policy, typed, number, *limits):
     if as_json:
       printing.show_json(one)
+    elif 'messages' in one:
+      printing.say(policies.transcript(one))
     else:
       printing.say(shown(one['prompt']) + one['completion'])
 

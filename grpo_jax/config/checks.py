@@ -143,6 +143,7 @@ _KNOWN = {
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
   'early_stop.mode': ('max', 'min'),
+  'environment.history': ('append', 'template'),
   'environment.seed': ('group', 'episode'),
   'environment.where': ('workers', 'here'),
 }
@@ -437,6 +438,11 @@ def _checks_of_environment(config: Any):
   fields, rewards = config.environment, [x.name for x in config.rewards]
   if not fields.name:
     yield (
+      not fields.others,
+      f'environment.others={fields.others!r:.60} without environment.name; '
+      'name the usual one',
+    )
+    yield (
       'environment' not in rewards,
       "a reward with name='environment' without environment.name; name the "
       'environment',
@@ -458,6 +464,7 @@ def _checks_of_environment(config: Any):
     ('sampler.stop_strings', config.sampler.stop_strings, ()),
     ('sampler.ahead', config.sampler.ahead, 0),
     ('data.completion_prefix', config.data.completion_prefix, ''),
+    ('data.too_long', config.data.too_long, 'refuse'),
   ):
     yield (
       value == usual,

@@ -70,6 +70,7 @@ from grpo_jax.data._save import save_tokenizer
 from grpo_jax.data._tasks import ALPHABET
 from grpo_jax.data._tasks import ArithmeticDemonstrations
 from grpo_jax.data._tasks import ArithmeticSource
+from grpo_jax.data._tasks import EpisodesSource
 from grpo_jax.data._tasks import LargestSource
 from grpo_jax.data._tasks import arithmetic_demonstrations
 from grpo_jax.data._tokenizer import Tokenizer
@@ -91,6 +92,7 @@ __all__ = (
   'FileSource',
   'Joined',
   'JsonlSource',
+  'EpisodesSource',
   'LargestSource',
   'MakeAhead',
   'Prompt',

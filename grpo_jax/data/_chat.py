@@ -289,11 +289,16 @@ class ChatTemplate:
         ' config.data.chat_kwargs.'
       ) from error
 
+  @property
+  def reads_tools(self) -> bool:
+    """Whether it writes descriptions of tools."""
+    return re.search(r'\btools\b', self.source) is not None
+
   def _tools(self, messages: Sequence[Message]) -> list[Any]:
     """The tools that a message carries; none if there are none."""
     carried = (message.get('tools') for message in messages)
     tools = next((one for one in carried if one and type(one) is list), [])
-    if tools and not re.search(r'\btools\b', self.source):
+    if tools and not self.reads_tools:
       raise ValueError(
         'The chat template reads no tools, but the prompt comes with'
         f' {len(tools)} of them, which the model would never see; take a model'

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -194,3 +195,39 @@ class LargestSource:
       'prompt': f'Which of these numbers is the largest: {asked}?',
       'answer': str(max(numbers)),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodesSource:
+  """Numbers, for an environment that needs nothing else to begin.
+
+  What differs between two records of a game is the seed of their episodes. The
+  prompt is what people read, and no environment need read it.
+
+  >>> source = EpisodesSource('heldout')
+  >>> len(source), source[0]
+  (1000, {'prompt': 'Episode 10000', 'number': 10000})
+
+  Args:
+    split: 'train' or 'heldout'.
+
+  Raises:
+    ValueError: there is no such split.
+  """
+
+  split: str
+
+  def __post_init__(self):
+    if self.split not in _LENGTH:
+      raise ValueError(
+        f"Numbers of episodes have no split {self.split!r}; pass 'train' or "
+        "'heldout'."
+      )
+
+  def __len__(self) -> int:
+    return _LENGTH[self.split]
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    number = range(len(self))[index]  # raises IndexError past the end
+    number += _LENGTH['train'] * (self.split == 'heldout')
+    return {'prompt': f'Episode {number}', 'number': number}

@@ -1,7 +1,8 @@
 """Plays episodes in rounds: all calls that wait are one batch of the engine.
 
-A round begins when every episode has asked or is over. Devices are used by this
-thread alone; environments run where their player lets them run.
+A round begins when every episode has asked or is over, in every process that
+plays; see `meeting`. Devices are used by this thread alone; environments run
+where their player lets them run.
 """
 
 import collections
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
 import json
 from typing import Any
@@ -21,11 +23,15 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.base import Reply
+from grpo_jax.episodes import history
+from grpo_jax.episodes import meeting as meeting_lib
 from grpo_jax.episodes import transcript as transcript_lib
+from grpo_jax.episodes.meeting import Call
 from grpo_jax.episodes.transcript import Path
 from grpo_jax.episodes.transcript import Transcript
-from grpo_jax.episodes.transcript import Turn
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
 from grpo_jax.mesh import random_keys
 
@@ -53,27 +59,33 @@ class Limits:
   result_tokens: int = 1 << 30
 
 
-_MOST_KEPT = 1000  # characters of what is kept to be encoded once
-_MOST_KEPT_IDS = 16  # of a turn that is kept to be read once
-
-
 class Played(NamedTuple):
   """An episode that is over.
 
   Attributes:
-    episode: Its tokens, behind the prompt of its group.
+    episode: Its tokens, behind the prompt of its group, and its account.
     reward: Its own, with those of its turns; 0 if a limit has cut it before
       any; None if it failed or has none.
-    failure: Why it failed; '' if it did not.
     last_text: What the policy has said last.
-    counts: `tool_calls`, `tool_errors`, `parse_errors`, `secs`.
   """
 
   episode: Episode
   reward: float | None
-  failure: str
   last_text: str
-  counts: Mapping[str, float]
+
+  @property
+  def account(self) -> Account:
+    """What is told of it."""
+    assert self.episode.account is not None  # it was played
+    return self.episode.account
+
+  @property
+  def failure(self) -> str:
+    """Why it failed; '' if it did not."""
+    return self.account.failure
+
+
+_MOST_KEPT = 300  # characters of a text that is encoded or read once
 
 
 @dataclasses.dataclass
@@ -91,17 +103,7 @@ class _Live:
   last_text: str = ''
   is_over: bool = False
   asked: int = 0  # tokens that the calls under way may still draw
-  counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-class _Call(NamedTuple):
-  """A turn that is to be drawn."""
-
-  number: int  # of the episode
-  context: int
-  ids: np.ndarray
-  key: np.ndarray
-  limit: int
+  counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def play(
@@ -118,7 +120,10 @@ def play(
   rollout: int,
   purpose: str = 'sample',
   alike: bool = True,
+  environments: Sequence[str] = (),
   check: Callable[[], None] = lambda: None,
+  hosts: meeting_lib.Hosts = meeting_lib.ALONE,
+  renders: bool = False,
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """Plays G episodes of each of P records.
 
@@ -137,7 +142,14 @@ def play(
     purpose: See `engines.requests`. What is no sample begins alike in every
       rollout, so that its results can be compared.
     alike: Whether all episodes of a record begin with one seed.
+    environments: Which of those that the player knows each record begins; ()
+      is the one whose name is ''.
     check: Called between two turns of the engine; what it raises ends it all.
+    hosts: The processes that play. Each knows the tokens of the episodes that
+      it has played (`Episode.holder`), and of the others how they have ended.
+      The engine must give all of them all that it draws.
+    renders: Whether each turn reads the whole chat as the template writes it
+      then, in the place of what it has read and sampled and what is new.
 
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
@@ -147,21 +159,27 @@ def play(
   if purpose != 'sample':
     name, when = f'environment, {purpose}', 0
   starts = random_keys.folded(seed, name, when, index, range(group))[..., 0]
-  live = []
+  own = hosts.players(len(records)) == hosts.rank
+  live = {}
   for p, g in np.ndindex(len(records), group):
-    start = int(starts[p, 0 if alike else g])
-    begin = events.Begin(len(live), records[p], start, '')
-    live.append(_Live(Transcript(keys[p, g]), begin))
-    player.begin(begin)
-  rounds = _Rounds(live, tokenizer, player, call_format, limits)
-  while calls := rounds.asked():
-    for call, one in zip(
-      calls,
-      _drawn(engine, calls, live, sampling, group, check),
-      strict=True,
-    ):
-      rounds.answer(call, one)
-  return _grouped(live, group, sampling, limits.prompt_tokens)
+    if own[p]:
+      start = int(starts[p, 0 if alike else g])
+      name = environments[int(p)] if environments else ''
+      begin = events.Begin(p * group + g, records[p], start, name)
+      live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
+      player.begin(begin)
+  rounds = _Rounds(live, tokenizer, player, call_format, limits, renders)
+  meeting, number = meeting_lib.Meeting(hosts), len(records) * group
+  while calls := meeting.calls(rounds.asked):
+    drawn = _drawn(engine, calls, number, sampling, group, check)
+    for call, one in zip(calls, drawn, strict=True):
+      meeting.note(call, one)
+      if call.number in live:
+        rounds.answer(call, one)
+  grouped = functools.partial(
+    _grouped, live, group, sampling, limits.prompt_tokens
+  )
+  return _known_to_all(grouped, hosts)
 
 
 class _Rounds:
@@ -169,32 +187,39 @@ class _Rounds:
 
   def __init__(
     self,
-    live: list[_Live],
+    live: dict[int, _Live],
     tokenizer: Tokenizer,
     player: sessions.Player,
     call_format: formats.Format,
     limits: Limits,
+    renders: bool,
   ):
+    self._renders = renders
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
+    template = tokenizer.chat_template
+    self._reads_tools = template is not None and template.reads_tools
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
     # What episodes are told, and say, is often the same.
-    self._encoded: dict[str, list[int]] = {}
-    self._parsed: dict[tuple[bytes, bool], formats.Parsed] = {}
+    self._encoded: dict[str, np.ndarray] = {}
+    self._turns: dict[tuple[bytes, bool], tuple[str, formats.Parsed]] = {}
 
-  def asked(self) -> list[_Call]:
+  def asked(self) -> list[Call]:
     """The turns that wait, by episode; none once all episodes are over."""
-    calls: list[_Call] = []
+    calls: list[Call] = []
     waiting: collections.Counter[int] = collections.Counter()
-    while not calls and not all(one.is_over for one in self._live):
+    is_again = False  # an episode has begun again, and is waited for
+    while (is_again or not calls) and not self._are_over():
       said: list[events.Say] = []
+      is_again = False
       for event in self._player.wait():
         if isinstance(event, events.Say):
           said.append(event)
           continue
         self._take(event)
+        is_again |= isinstance(event, events.Failed) and event.unavailable
         if isinstance(event, events.Done | events.Failed):
           said = [one for one in said if one.episode != event.episode]
       # By the tree: whom a limit meets is no matter of who came first.
@@ -204,7 +229,10 @@ class _Rounds:
         if call is not None:
           calls.append(call)
           waiting[number] += 1
-    return calls
+    return sorted(calls, key=lambda call: call.number)
+
+  def _are_over(self) -> bool:
+    return all(one.is_over for one in self._live.values())
 
   def _place(self, event: events.Say) -> tuple[int, Path]:
     return event.episode, self._live[event.episode].contexts[event.context]
@@ -230,7 +258,7 @@ class _Rounds:
       case events.Failed():
         one.is_over, one.failure = True, event.reason
 
-  def _said(self, one: _Live, event: events.Say, waiting: int) -> _Call | None:
+  def _said(self, one: _Live, event: events.Say, waiting: int) -> Call | None:
     """Adds messages to a context; the turn behind them, if it is allowed.
 
     Args:
@@ -239,13 +267,12 @@ class _Rounds:
       waiting: How many other turns of the episode are in this round.
     """
     path, transcript = one.contexts[event.context], one.transcript
-    last = transcript.last(path)
     messages = [self._shortened(message) for message in event.messages]
-    if last is None:
+    if transcript.last(path) is None:
       one.tools = one.tools or event.tools
-    ids = self._ids(messages, one.tools, last)
+    ids, kept = self._read(one, path, messages)
     limits, drawn = self._limits, transcript.drawn() + one.asked
-    whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
+    whole = np.concatenate([transcript.ids(path)[:kept], ids])
     room = {
       'turns': limits.turns - transcript.turns - waiting,
       'tokens': limits.episode_tokens - drawn,
@@ -257,43 +284,61 @@ class _Rounds:
       one.ended = one.ended or met[0]
       self._player.cancel(event.episode, one.ended)
       return None
-    transcript.read(path, ids)
+    transcript.read(path, ids, messages, kept)
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
     one.asked += limit
-    key = transcript.contexts[path].key
-    return _Call(event.episode, event.context, whole, key, limit)
+    key, is_first = transcript.contexts[path].key, not transcript.turns
+    return Call(event.episode, event.context, whole, key, limit, is_first)
 
-  def _ids(
-    self,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Any],
-    last: Turn | None,
-  ) -> list[int]:
-    """What messages are behind a turn, or without one at the beginning."""
-    tokenizer, cut, is_open = self._tokenizer, False, False
-    if last is not None:
-      # A stop string ends a turn without an end token, as a limit does.
-      cut = last.sampled.finish != engines.ENDED
-      is_open = cut and tokenizer.reasoning_is_open(last.ids)
-    key = json.dumps([messages, tools, last is None, cut, is_open])
+  def _read(
+    self, one: _Live, path: Path, messages: Sequence[Mapping[str, Any]]
+  ) -> tuple[np.ndarray, int | None]:
+    """What a context reads next.
+
+    Returns:
+      New ids, i32[n]; and how many of what the context has they follow, None
+      for all of them.
+    """
+    transcript, shown = one.transcript, self._shown(one)
+    last = transcript.last(path)
+    if last is None:
+      written = self._written(messages, one.tools)
+      return self._ids(self._tokenizer.begin_chat, written, shown), None
+    if self._renders:
+      parts = transcript.parts(path)
+      whole = history.ids(
+        self._tokenizer, parts, messages, one.tools, self._written, shown
+      )
+      if whole is not None:
+        kept = transcript.kept(path, whole)
+        return whole[kept:], kept
+    # A stop string ends a turn without an end token, as a limit does.
+    cut = last.sampled.finish != engines.ENDED
+    is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
+    go_on, written = self._tokenizer.continue_chat, self._written(messages)
+    return self._ids(go_on, written, shown, cut, is_open), None
+
+  def _ids(self, encode: Callable[..., list[int]], *given: Any) -> np.ndarray:
+    """The ids of messages; i32[n], which nobody may change."""
+    key = json.dumps([encode.__name__, *given])
     if (ids := self._encoded.get(key)) is not None:
       return ids
-    if last is None:
-      ids = tokenizer.begin_chat(messages, tools)
-    else:
-      ids = tokenizer.continue_chat(messages, tools, cut, is_open)
+    ids = np.array(encode(*given), np.int32)
     if len(key) <= _MOST_KEPT:
       self._encoded[key] = ids
     return ids
 
-  def answer(self, call: _Call, sampled: engines.Sampled) -> None:
+  def answer(self, call: Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
-    turn = one.transcript.add(one.contexts[call.context], sampled)
     cut = sampled.finish == engines.TRUNCATED
-    parsed = self._read(sampled.ids, cut, one.tools)
+    text, parsed = self._parsed(sampled.ids, cut, one.tools)
+    path, said = one.contexts[call.context], {}
+    if self._renders:
+      said = history.message(self._tokenizer, parsed, text, self._shown(one))
+    turn = one.transcript.add(path, sampled, text, said)
     one.last_text = parsed.text
     if one.ended:
       return  # by another turn of this round
@@ -316,21 +361,22 @@ class _Rounds:
       ),
     )
 
-  def _read(
+  def _parsed(
     self, ids: np.ndarray, cut: bool, tools: Sequence[Any]
-  ) -> formats.Parsed:
-    """What the ids of a turn say."""
+  ) -> tuple[str, formats.Parsed]:
+    """The text of a turn, and what it says."""
     key = ids.tobytes(), cut
-    if (parsed := self._parsed.get(key)) is not None:
-      return parsed
+    if (found := self._turns.get(key)) is not None:
+      return found
     pieces = self._tokenizer.turn_pieces(ids)
+    text = ''.join(text for text, _ in pieces)
     parsed = formats.parse(
       self._format, pieces, self._opened, cut, tools, self._special
     )
-    # Those of calls belong to one episode, and depend on its tools.
-    if not parsed.calls and len(ids) <= _MOST_KEPT_IDS:
-      self._parsed[key] = parsed
-    return parsed
+    # Calls depend on the tools of the episode, which may change its arguments.
+    if not parsed.calls and not parsed.problems and len(text) <= _MOST_KEPT:
+      self._turns[key] = text, parsed
+    return text, parsed
 
   def _shortened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message, without the middle of what a tool says at too great length."""
@@ -351,13 +397,27 @@ class _Rounds:
     last = int(sampled.ids[-1])
     if last not in self._tokenizer.eos_ids:
       return True  # a stop string
-    return last in self._tokenizer.turn_end_ids(one.tools)
+    return last in self._tokenizer.turn_end_ids(self._shown(one))
+
+  def _shown(self, one: _Live) -> Sequence[Any]:
+    """The tools that the chat template is given."""
+    return one.tools if self._reads_tools else ()
+
+  def _written(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] = (),
+  ) -> Sequence[Mapping[str, Any]]:
+    """The messages that the chat template is given."""
+    if self._reads_tools:
+      return messages
+    return tools_as_text.written(messages, tools)
 
 
 def _drawn(
   engine: engines.Engine,
-  calls: Sequence[_Call],
-  live: Sequence[_Live],
+  calls: Sequence[Call],
+  number: int,
   sampling: engines.Sampling,
   group: int,
   check: Callable[[], None],
@@ -365,22 +425,22 @@ def _drawn(
   """What the engine draws for calls, in their order.
 
   The first calls of a group read the same, and are one request. All others are
-  requests of their own, as many in each round, so that programs are few.
+  requests of their own, as many in each round as there are episodes, so that
+  programs are few.
   """
   asked, places = [], []
   for _, some in itertools.groupby(
     range(len(calls)), lambda n: calls[n].number // group
   ):
     whole = [*some]
-    parts = (
-      [whole] if _are_one(calls, whole, live, group) else [[n] for n in whole]
-    )
+    is_one = _are_one([calls[n] for n in whole], group)
+    parts = [whole] if is_one else [[n] for n in whole]
     for part in parts:
       asked.append(_request([calls[n] for n in part], sampling))
       places.append(part)
   if any(len(one.keys) == 1 for one in asked):
     blank = asked[0]._replace(keys=asked[0].keys[:1], limit=1)
-    asked += [blank] * (len(live) - len(asked))
+    asked += [blank] * (number - len(asked))
   found: list[Any] = [None] * len(calls)
   sampled = engines.generate(engine, asked, check=check)
   for part, drawn in zip(places, sampled):
@@ -389,21 +449,19 @@ def _drawn(
   return found
 
 
-def _are_one(
-  calls: Sequence[_Call], some: Sequence[int], live: Sequence[_Live], group: int
-) -> bool:
+def _are_one(calls: Sequence[Call], group: int) -> bool:
   """Whether some calls are the first of a whole group, and read the same."""
-  first = calls[some[0]]
-  return [calls[n].number % group for n in some] == [*range(group)] and all(
-    not live[calls[n].number].transcript.turns
-    and np.array_equal(calls[n].ids, first.ids)
-    and calls[n].limit == first.limit
-    for n in some
+  first = calls[0]
+  return [call.number % group for call in calls] == [*range(group)] and all(
+    call.is_first
+    and np.array_equal(call.ids, first.ids)
+    and call.limit == first.limit
+    for call in calls
   )
 
 
 def _request(
-  calls: Sequence[_Call], sampling: engines.Sampling
+  calls: Sequence[Call], sampling: engines.Sampling
 ) -> engines.Request:
   """One request for calls that read the same."""
   first, keys = calls[0], np.stack([call.key for call in calls])
@@ -412,20 +470,60 @@ def _request(
 
 
 def _grouped(
-  live: Sequence[_Live],
+  live: Mapping[int, _Live],
   group: int,
   sampling: engines.Sampling,
   most: int,
-) -> tuple[list[list[int]], list[list[Played]]]:
-  """The prompt of each group, and its episodes behind it."""
-  prompts, played = [], []
+) -> list[tuple[list[int], list[Played]]]:
+  """The prompt of each group that was played here, and its episodes behind."""
+  found = []
   for first in range(0, len(live), group):
-    some = live[first : first + group]
+    some = [*live.values()][first : first + group]
     begun = [one.transcript for one in some if one.transcript.turns]
     prompt = transcript_lib.common_ids(begun)[:most] if begun else []
-    prompts.append(prompt or [sampling.eos_ids[0]])
-    played.append([_played(one, len(prompt)) for one in some])
-  return prompts, played
+    played = [_played(one, len(prompt)) for one in some]
+    found.append((prompt or [sampling.eos_ids[0]], played))
+  return found
+
+
+def _known_to_all(
+  grouped: Callable[[], list[tuple[list[int], list[Played]]]],
+  hosts: meeting_lib.Hosts,
+) -> tuple[list[list[int]], list[list[Played]]]:
+  """The prompts and episodes of all groups, as far as this process is told."""
+  if hosts.number == 1:
+    found = grouped()
+  else:
+    own = []
+
+    def tell():
+      own.extend(grouped())
+      return [
+        (prompt, [_outside(one) for one in group]) for prompt, group in own
+      ]
+
+    told = hosts.exchange(tell)
+    found = [
+      (prompt, [_held(one, rank) for one in group])
+      for rank, theirs in enumerate(told)
+      for prompt, group in (own if rank == hosts.rank else theirs)
+    ]
+  prompts, played = zip(*found, strict=True)
+  return [*prompts], [*played]
+
+
+def _outside(one: Played) -> Played:
+  """What others are told of an episode: all but its tokens."""
+  arrays = {
+    name: x[:0]
+    for name, x in one.episode._asdict().items()
+    if isinstance(x, np.ndarray)
+  }
+  return one._replace(episode=one.episode._replace(**arrays))
+
+
+def _held(one: Played, rank: int) -> Played:
+  return one._replace(episode=one.episode._replace(holder=rank))
 
 
 def _played(one: _Live, prompt: int) -> Played:
@@ -439,10 +537,15 @@ def _played(one: _Live, prompt: int) -> Played:
   for number, value in one.rewards.items():
     rewards[by_turn[number]] = value
   own = [x for x in (one.reward, *one.rewards.values()) if x is not None]
-  return Played(
-    found._replace(reward=rewards if one.rewards else None, ended=one.ended),
-    float(sum(own)) if (own or is_cut) and not one.failure else None,
+  account = Account(
+    transcript_lib.messages(one.transcript),
+    tuple(rewards.tolist()) if one.rewards else None,
+    'failed' if one.failure else one.ended or 'done',
     one.failure,
+    **one.counts,
+  )
+  return Played(
+    found._replace(account=account),
+    float(sum(own)) if (own or is_cut) and not one.failure else None,
     one.last_text,
-    one.counts,
   )

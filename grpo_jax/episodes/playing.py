@@ -53,6 +53,8 @@ def collect(
   index = [record['index'] for record in records]
   prompts, played = play(records, index)
   episodes = [[one.episode for one in group] for group in played]
+  # Before judging, after which those of other processes have lengths too.
+  texts = [[tokenizer.decode(one.ids) for one in group] for group in episodes]
   with rewards_lib.Scoring(rewards, workers) as scoring:
     judge = _Judge(records, played, scoring, rewards)
     episodes, scores = judging(judge, episodes)
@@ -62,7 +64,7 @@ def collect(
     completion_buckets,
     prompts=prompts,
     prompt_texts=[prompt_text(record['prompt']) for record in records],
-    texts=[[tokenizer.decode(one.ids) for one in group] for group in episodes],
+    texts=texts,
     index=np.array(index, np.int64),
     reward_names=tuple(reward.name for reward in rewards),
     answers=[rollout_lib.answer_text(one.get('answer')) for one in records],
@@ -113,11 +115,14 @@ class _Judge:
 
 def _told(one: Played) -> dict[str, Any]:
   """What rewards are told of an episode."""
-  rewards = one.episode.reward
+  told = one.account
   return {
     'reward': one.reward,
-    'turn_rewards': [] if rewards is None else rewards.tolist(),
-    'ended': one.episode.ended,
-    'failure': one.failure,
-    **one.counts,
+    'turn_rewards': [*(told.turn_rewards or ())],
+    'ended': told.ended,
+    'failure': told.failure,
+    'tool_calls': told.tool_calls,
+    'tool_errors': told.tool_errors,
+    'parse_errors': told.parse_errors,
+    **({} if math.isnan(told.secs) else {'secs': told.secs}),
   }

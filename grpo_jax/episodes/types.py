@@ -1,8 +1,10 @@
 """Episodes, and rollouts of them, which are taken apart and put together."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -15,6 +17,45 @@ from grpo_jax.losses import Batch as Batch
 KNOWN_TO_ALL = ('mask', 'keep', 'version', 'previous')
 """The arrays [P,G,T] of a rollout that every process knows of all groups, from
 the `outline` of each episode."""
+
+
+ENDS = 'done', 'end', 'length', 'turns', 'tokens', 'context', 'failed'
+"""What ends an episode that is played: its environment; a token that ends the
+whole chat; a limit of a turn, of turns, of tokens or of the context; a failure
+of the environment."""
+
+
+class Account(NamedTuple):
+  """What is told of an episode that was played, beside its tokens.
+
+  Attributes:
+    messages: What was said, in the order of the tree: messages of a chat, with
+      a field `by`, which is 'environment' or 'policy'. A message of the policy
+      is all that it wrote but end tokens, and has the number of its `turn`; one
+      that was said in a branch has the path of its `context`.
+    turn_rewards: What the environment gave for each turn, exact in float32;
+      None: nothing.
+    ended: One of `ENDS`.
+    failure: Why it failed; '' if it did not.
+    tool_calls: How many calls the environment has made for the policy.
+    tool_errors: How many of them went wrong, or could not be read.
+    parse_errors: How much else of the replies could not be read.
+    secs: What the environment took itself; NaN if that is not known.
+  """
+
+  messages: tuple[Mapping[str, Any], ...] = ()
+  turn_rewards: tuple[float, ...] | None = None
+  ended: str = 'done'
+  failure: str = ''
+  tool_calls: int = 0
+  tool_errors: int = 0
+  parse_errors: int = 0
+  secs: float = math.nan
+
+  @property
+  def turns(self) -> int:
+    """How many turns the policy had."""
+    return sum(message['by'] == 'policy' for message in self.messages)
 
 
 class Episode(NamedTuple):
@@ -38,8 +79,7 @@ class Episode(NamedTuple):
     turn: i32[t], the number of the turn; None: there is one.
     previous: i32[t], the place of the token that each token follows, or -1 for
       the end of the first prompt; None: each follows the one before it.
-    reward: f32[n], what the environment gave for each turn; None: nothing.
-    ended: What has ended it, for people.
+    account: What else is told of it; None: nobody has played it.
     holder: The process that knows the episode, see `engines.Sampled`.
   """
 
@@ -53,8 +93,7 @@ class Episode(NamedTuple):
   routing: np.ndarray | None = None
   turn: np.ndarray | None = None
   previous: np.ndarray | None = None
-  reward: np.ndarray | None = None
-  ended: str = ''
+  account: Account | None = None
   holder: int | None = None
 
 
@@ -120,6 +159,7 @@ class Rollout(NamedTuple):
       `texts` are '', and of the arrays [P,G,T] only those `KNOWN_TO_ALL`
       count. None: every process knows all. See `gathering.py`.
     previous: i32[P,G,T], see `Episode`; None: nothing branches.
+    accounts: [P][G], what is told of each episode; () if none was played.
   """
 
   batch: Batch
@@ -134,6 +174,7 @@ class Rollout(NamedTuple):
   judge_secs: np.ndarray | None = None
   holder: np.ndarray | None = None
   previous: np.ndarray | None = None
+  accounts: Sequence[Sequence[Account]] = ()
 
   @property
   def drawn(self) -> np.ndarray:
@@ -190,17 +231,21 @@ _OF_GROUPS = tuple(
 # What stands for a field that a rollout lacks, beside rollouts that have it.
 _LACKING: dict[str, Callable[[Rollout], Any]] = {
   'answers': lambda part: [None] * len(part.prompts),
+  'accounts': lambda part: [[Account()] * len(row) for row in part.texts],
   'failures': lambda part: np.full(part.batch.reward_parts.shape, '', object),
   'judge_secs': lambda part: np.full(
     part.batch.reward_parts.shape, np.nan, np.float32
   ),
   # What all processes know, each of them holds by turns.
   'holder': lambda part: np.arange(len(part.prompts)) % jax.process_count(),
-  'previous': lambda part: np.broadcast_to(
-    np.arange(-1, part.batch.mask.shape[-1] - 1, dtype=np.int32),
-    part.batch.mask.shape,
-  ),
+  'previous': lambda part: _straight(part),
 }
+
+
+def _straight(rollout: Rollout) -> np.ndarray:
+  """The `previous` of completions that do not branch; 0 behind each end."""
+  place = np.arange(rollout.batch.mask.shape[-1], dtype=np.int32)
+  return np.where(place < rollout.length[..., None], place - 1, 0)
 
 
 def _with_turns(rollout: Rollout) -> Rollout:

@@ -120,10 +120,7 @@ def _table(limits: Limits) -> list[_Alarm]:
     _Alarm(
       'truncated',
       lambda value: value >= _ALL,
-      lambda value, _: (
-        f'{value:.1%} of the completions were cut at sampler.max_tokens: no '
-        'answer is finished; raise sampler.max_tokens.'
-      ),
+      _cut,
     ),
     _Alarm('uniform_groups', lambda value: value >= _ALL, _uniform),
     _Alarm('nonfinite_loss', _any, _refused('loss', 'the method or a reward')),
@@ -136,13 +133,41 @@ def _table(limits: Limits) -> list[_Alarm]:
     _Alarm(
       'judged',
       lambda value: value == 0,
-      lambda *_: (
-        'No completion was judged, so there is nothing to learn from: a reward '
-        'function returned None for every one, or failed on it; look at the '
-        'reward functions.'
+      lambda _, scalars: (
+        'No completion was judged, so there is nothing to learn from: '
+        + (
+          'every episode has failed; look at the environment.'
+          if scalars.get('env_failed') == 1
+          else 'a reward function returned None for every one, or failed on '
+          'it; look at the reward functions.'
+        )
       ),
     ),
   ]
+
+
+_LIMITS = {
+  'ended/length': 'sampler.max_tokens',
+  'ended/turns': 'environment.max_turns',
+  'ended/tokens': 'environment.episode_tokens',
+  'ended/context': 'environment.context_tokens and data.completion_buckets',
+}
+
+
+def _cut(value: float, scalars: Mapping[str, float | None]) -> str:
+  """What to do if no answer, or no episode, comes to its end."""
+  shares = {name: scalars.get(name) or 0.0 for name in _LIMITS}
+  most = max(shares, key=shares.__getitem__)
+  if not shares[most]:
+    return (
+      f'{value:.1%} of the completions were cut at sampler.max_tokens: no '
+      'answer is finished; raise sampler.max_tokens.'
+    )
+  fields = _LIMITS[most]
+  return (
+    f'{value:.1%} of the episodes were cut, {shares[most]:.1%} at {fields}: '
+    f'none comes to its end; raise {fields}.'
+  )
 
 
 def _agree(narrow: Sequence[str]) -> str:

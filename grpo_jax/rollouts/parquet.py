@@ -18,6 +18,13 @@ completion_ids        list, as long as the completion; `Batch.tokens`
 mask, version, ...    every other field of `Batch` that is set, by its name
 extras/NAME           every array of `Batch.extras`
 previous              list: `Rollout.previous`, if completions branch
+messages              JSON, if the completions are episodes that were played:
+                      who said what; see `Account`. So are the columns below
+chosen, turn          lists, in the place of `mask` and `extras/turn`: which
+                      tokens the policy wrote, and in which turn
+turn_reward           list: what the environment gave for each turn, or null
+ended, failure        text: what has ended the episode; why it failed, or null
+tool_calls, ...       `tool_errors` and `parse_errors`: how many
 coefficient           list, if it was measured: weight times advantage
 log_ratio_after       list, likewise: how far the log-probability of each token
                       has moved after the updates of the rollout, nats
@@ -31,6 +38,7 @@ metadata of the schema, so that a rollout comes back bit for bit.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import json
 import math
 import os
@@ -43,13 +51,21 @@ import numpy as np
 
 from grpo_jax.config import whole_files
 from grpo_jax.episodes.types import KNOWN_TO_ALL
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Batch
 from grpo_jax.episodes.types import Rollout
 
 _METADATA = b'grpo_jax.transcript'  # as in files of earlier versions
-_COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
-_FIELDS = {column: field for field, column in _COLUMNS.items()}
 _EXTRAS, _REWARD, _FAILURE = 'extras/', 'reward/', 'failure/'
+_COLUMNS = {'tokens': 'completion_ids', 'valid': 'judged'}  # of fields of Batch
+_OF_EPISODES = {
+  'mask': 'chosen',
+  _EXTRAS + 'turn': 'turn',
+}  # if they were played
+_FIELDS = {
+  column: field for field, column in {**_COLUMNS, **_OF_EPISODES}.items()
+}
+_COUNTS = 'tool_calls', 'tool_errors', 'parse_errors'
 _ANSWER = 'answer'
 _PARTS, _PART_ROWS = 64, 1024  # of a file, at most; of a part, at least
 _NAME = re.compile(r'step_(\d+)\.parquet')
@@ -102,6 +118,7 @@ def to_bytes(
       columns[_FAILURE + name] = pa.array(
         [x or None for x in texts], pa.string()
       )
+  columns |= _accounts(rollout)
   described = {}
   for column, values in _arrays(rollout).items():
     tail = values.shape[2:]
@@ -201,7 +218,8 @@ def extras_in(path: str | os.PathLike) -> set[str]:
     names = parquet.read_schema(os.fspath(path)).names
   except (pa.ArrowException, OSError) as error:
     raise _no_rollout(str(path)) from error
-  marked = [name for name in names if name.startswith(_EXTRAS)]
+  fields = [*map(_field, names)]
+  marked = [name for name in fields if name.startswith(_EXTRAS)]
   return {name.removeprefix(_EXTRAS) for name in marked}
 
 
@@ -229,16 +247,61 @@ def _arrays(rollout: Rollout) -> dict[str, np.ndarray]:
   fields: dict[str, Any] = rollout.batch._asdict()
   parts, extras = np.asarray(fields.pop('reward_parts')), fields.pop('extras')
   arrays = {
-    _COLUMNS.get(name, name): values
-    for name, values in fields.items()
-    if values is not None
+    name: values for name, values in fields.items() if values is not None
   }
   names = _part_names(rollout)
   arrays |= {_REWARD + name: parts[..., k] for k, name in enumerate(names)}
   arrays |= {_EXTRAS + name: values for name, values in extras.items()}
   if rollout.previous is not None:
     arrays['previous'] = rollout.previous
-  return {column: np.asarray(values) for column, values in arrays.items()}
+  columns = {**_COLUMNS, **(_OF_EPISODES if rollout.accounts else {})}
+  return {
+    columns.get(name, name): np.asarray(values)
+    for name, values in arrays.items()
+  }
+
+
+def _accounts(rollout: Rollout) -> dict[str, Any]:
+  """What is told of episodes, as columns; none if none was played."""
+  import pyarrow as pa
+
+  every = [one for group in rollout.accounts for one in group]
+  if not every:
+    return {}
+  texts = [json.dumps(one.messages) for one in every]
+  rewards = [one.turn_rewards for one in every]
+  return {
+    'messages': pa.array(texts, pa.string()),
+    'turn_reward': pa.array(rewards, pa.list_(pa.float32())),
+    'ended': pa.array([one.ended for one in every], pa.string()),
+    'failure': pa.array([one.failure or None for one in every], pa.string()),
+    **{
+      name: pa.array([getattr(one, name) for one in every], pa.int64())
+      for name in _COUNTS
+    },
+  }
+
+
+def _read_accounts(table, group: int) -> Sequence[Sequence[Account]]:
+  """What `_accounts` has made columns of; none if there are none."""
+  if 'messages' not in table.column_names:
+    return ()
+  names = 'messages', 'turn_reward', 'ended', 'failure', *_COUNTS
+  rows = table.select(names).to_pylist()
+  every = []
+  for row in rows:
+    rewards, failure = row['turn_reward'], row['failure']
+    row['messages'] = tuple(json.loads(row['messages']))
+    row['turn_rewards'] = None if rewards is None else tuple(rewards)
+    row['failure'] = failure or ''
+    del row['turn_reward']
+    every.append(Account(**row))
+  return [every[k : k + group] for k in range(0, len(every), group)]
+
+
+def _field(column: str) -> str:
+  """The field of the batch that a column holds."""
+  return _FIELDS.get(column, column)
 
 
 def _part_names(rollout: Rollout) -> list[str]:
@@ -316,7 +379,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   held = [
     column
     for column, (_, _, cut) in metadata['arrays'].items()
-    if cut and column not in KNOWN_TO_ALL
+    if cut and _field(column) not in KNOWN_TO_ALL
   ] + ['completion']
   names = [name for name in file.schema_arrow.names if name not in held]
   table, own_rows = file.read(names), _rows(file, held, own)
@@ -325,7 +388,11 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   if order != [*range(group)] * number:
     raise ValueError('Rows are missing, or in another order.')
   length = _numbers(table['length_tokens'], metadata['length'])
-  width = metadata['arrays']['mask'][1][0]
+  width = next(
+    tail[0]
+    for column, (_, tail, _) in metadata['arrays'].items()
+    if _field(column) == 'mask'
+  )
   # Past a completion's length the file holds nothing: zeros stay there.
   fields, extras, parts, failures = {}, {}, [], []
   for column, (dtype, tail, cut) in metadata['arrays'].items():
@@ -344,10 +411,10 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
       if name in table.column_names:
         texts = [text or '' for text in table[name].to_pylist()]
         failures.append(np.array(texts, object))
-    elif column.startswith(_EXTRAS):
-      extras[column.removeprefix(_EXTRAS)] = values
+    elif (field := _field(column)).startswith(_EXTRAS):
+      extras[field.removeprefix(_EXTRAS)] = values
     else:
-      fields[_FIELDS.get(column, column)] = values
+      fields[field] = values
   # The columns of prompts repeat them for each completion: one of G is enough.
   # Prompts may have no answers, and files of earlier versions have none.
   answer = [_ANSWER] if _ANSWER in table.column_names else []
@@ -369,6 +436,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
     np.stack(failures, -1).reshape(number, group, -1) if failures else None,
     holder=holder,
     previous=previous,
+    accounts=_read_accounts(table, group),
   )
 
 

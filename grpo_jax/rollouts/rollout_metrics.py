@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from grpo_jax.episodes.types import ENDS
 from grpo_jax.episodes.types import Rollout
 
 
@@ -35,6 +36,7 @@ def metrics_of_rollout(
       function `reward/<name>_failed`, the share on which it failed in a worker
       process, and `reward/<name>_secs_p50` and `reward/<name>_secs_max`, median
       and maximum of how long its calls took.
+    - Those of `metrics_of_episodes`, if an environment has played them.
   """
   batch, valid = rollout.batch, np.asarray(rollout.batch.valid)
   parts = np.asarray(batch.reward_parts)
@@ -66,8 +68,59 @@ def metrics_of_rollout(
   measured['judged'] = np.mean(valid)
   measured['rewards_failed'] = np.sum(~valid)
   measured |= failed_shares([rollout])
-  measured |= _latencies(rollout)
+  measured |= _latencies(rollout) | metrics_of_episodes(rollout)
   return {name: float(value) for name, value in measured.items()}
+
+
+def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
+  """The metrics of episodes that an environment has played.
+
+  Args:
+    rollout: See `Rollout`.
+
+  Returns:
+    Numbers by name; nothing if none was played.
+
+    - Over all episodes: `env_failed`, the share that has failed, and
+      `ended/<reason>`, the share that has ended for each of the other reasons
+      in `ENDS`; all of them together are 1.
+    - Over those that have not failed: `turns_mean` and `turns_max`;
+      `episode_tokens`, how many tokens the policy wrote, a mean;
+      `context_share`, the share of their tokens, those of their prompts
+      included, that it did not write; `tool_calls`, `tool_errors` and
+      `parse_errors`, means; `env_secs_p50` and `env_secs_max`, how long their
+      environments took themselves, where that is known.
+  """
+  every = [one for group in rollout.accounts for one in group]
+  if not every:
+    return {}
+  ended = np.array([one.ended for one in every])
+  found = {
+    f'ended/{reason}': np.mean(ended == reason)
+    for reason in ENDS
+    if reason != 'failed'
+  }
+  whole = ended != 'failed'
+  found['env_failed'] = np.mean(~whole)
+  if not whole.any():
+    return {name: float(value) for name, value in found.items()}
+  some = [one for one in every if one.ended != 'failed']
+  turns = [one.turns for one in some]
+  drawn = rollout.drawn.reshape(-1)[whole]
+  prompts = np.array([[len(ids)] for ids in rollout.prompts])
+  size = (prompts + rollout.length).reshape(-1)[whole].sum()
+  found |= {
+    'turns_mean': np.mean(turns),
+    'turns_max': np.max(turns),
+    'episode_tokens': np.mean(drawn),
+    'context_share': 1 - drawn.sum() / size,
+  }
+  for name in ('tool_calls', 'tool_errors', 'parse_errors'):
+    found[name] = np.mean([getattr(one, name) for one in some])
+  secs = np.array([one.secs for one in some])
+  if len(secs := secs[np.isfinite(secs)]):
+    found |= {'env_secs_p50': np.median(secs), 'env_secs_max': secs.max()}
+  return {name: float(value) for name, value in found.items()}
 
 
 def failed_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:

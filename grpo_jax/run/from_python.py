@@ -171,6 +171,7 @@ def evaluate(
   heldout: Any = None,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   answer: Callable[[str], str] | None = None,
   checkpoint: int | str = 'latest',
   examples: int = 0,
@@ -189,6 +190,7 @@ def evaluate(
     heldout: Held-out prompts; needed if the run was given them in Python.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
+    environment: Likewise.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     checkpoint: The number of a rollout, 'latest' or 'best'.
@@ -211,6 +213,7 @@ def evaluate(
     heldout=heldout,
     tokenizer=tokenizer,
     model=model,
+    environment=environment,
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(
@@ -232,10 +235,11 @@ def evaluate(
 @stop_signal.no_exit()
 def sample(
   workdir: str | os.PathLike[str],
-  prompts: Sequence[data.Prompt],
+  prompts: Sequence[data.Prompt | Mapping[str, Any]],
   *,
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
+  environment: Any = None,
   checkpoint: int | str = 'latest',
   number: int = 1,
   temperature: float | None = None,
@@ -245,9 +249,10 @@ def sample(
 
   Args:
     workdir: The directory of a run; nothing in it is changed.
-    prompts: Texts, or lists of messages.
+    prompts: Texts, or lists of messages; with an environment also records.
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
+    environment: Likewise.
     checkpoint: The number of a rollout, 'latest' or 'best'.
     number: Completions of each prompt.
     temperature: Of the sampling; 0: greedy; None: the config's.
@@ -255,7 +260,8 @@ def sample(
 
   Returns:
     One dict per completion: 'prompt', 'completion', and 'truncated', whether
-    the completion was cut at its longest length.
+    the completion was cut at its longest length. Of an episode also 'messages',
+    'reward', 'turn_rewards', 'ended' and 'failure'.
 
   Raises:
     ValueError: Something is missing or cannot be used; the sentence says what.
@@ -265,7 +271,10 @@ def sample(
       f'prompts={prompts!r:.60} is one text; give a list, as in prompts=[...].'
     )
   resolved, objects = placing.place(
-    _resolved(None, workdir), tokenizer=tokenizer, model=model
+    _resolved(None, workdir),
+    tokenizer=tokenizer,
+    model=model,
+    environment=environment,
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(

@@ -1,12 +1,15 @@
-"""Judging that several processes share."""
+"""Judging and playing that several processes share."""
 
+from collections.abc import Callable
 import pickle
+from typing import Any
 import zlib
 
 import jax
 import numpy as np
 
 from grpo_jax import rewards
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes import types
 from grpo_jax.hosts import processes
@@ -74,6 +77,25 @@ def shared(
     return episodes, scores
 
   return judging
+
+
+def hosts(peers: processes.Processes, stop: stop_signal.Stop) -> meeting.Hosts:
+  """Each process plays the episodes of some records; see `meeting`.
+
+  One whose environments are slow is waited for as a judge is. One whose player
+  fails fails in all, and a signal to any process ends the waiting of all.
+
+  Args:
+    peers: The processes.
+    stop: Asked by signals.
+  """
+
+  def exchange(say: Callable[[], Any]) -> list[Any]:
+    with peers.together(), peers.patient(), stop.at_once():
+      said = zlib.compress(pickle.dumps(say()), 1)
+    return [pickle.loads(zlib.decompress(one)) for one in peers.exchange(said)]
+
+  return meeting.Hosts(peers.rank, peers.number, exchange)
 
 
 def _digest(episodes: rollout.Episodes) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -15,15 +17,20 @@ from typing import NamedTuple
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
+from grpo_jax.hosts import stop_signal
 from grpo_jax.models import lora
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
+from grpo_jax.run import collecting
+from grpo_jax.run import judging as judging_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
@@ -49,6 +56,7 @@ class Policy(NamedTuple):
   step: int  # rollouts that the policy has learned from
   heldout: Any = None  # source of records, to evaluate; None without one
   rewards: tuple[WeightedReward, ...] = ()  # that judge an evaluation
+  hosts: meeting.Hosts = meeting.ALONE  # the processes that play episodes
 
 
 def load(
@@ -58,6 +66,7 @@ def load(
   objects: Objects = NOTHING,
   to_evaluate: bool = False,
   peers: processes.Processes = processes.ALONE,
+  stop: stop_signal.Stop | None = None,
 ) -> Policy:
   """The policy in a checkpoint of a run.
 
@@ -71,6 +80,7 @@ def load(
     objects: What is given in Python.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
     peers: The processes that sample together.
+    stop: What a signal to one of them asks, while they play.
 
   Returns:
     A `Policy`.
@@ -90,11 +100,11 @@ def load(
       'has trained.'
     )
   if to_evaluate:
-    needed = ('rewards', 'heldout', 'tokenizer', 'model')
+    needed = ('rewards', 'heldout', 'tokenizer', 'model', 'environment')
     call = 'grpo_jax.evaluate(workdir, {})'
     objects_lib.require(config, objects, needed, 'Evaluating this run', call)
   call = 'grpo_jax.sample(workdir, prompts, {})'
-  needed = ('tokenizer', 'model')
+  needed = ('tokenizer', 'model', 'environment')
   objects_lib.require(config, objects, needed, 'Sampling from this run', call)
   run = build.sampler(config, objects)
   joining.check_joined(peers)
@@ -115,13 +125,15 @@ def load(
     saved, fingerprints.compute(frozen), config.model.path
   )
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
+  hosts = judging_lib.hosts(peers, stop or stop_signal.Stop())
   if not to_evaluate:
-    return Policy(run, saved.step)
+    return Policy(run, saved.step, hosts=hosts)
   return Policy(
     run,
     saved.step,
     build_data.heldout(run.config, objects),
     build_rewards.functions(run.config, objects, run.mesh),
+    hosts,
   )
 
 
@@ -179,25 +191,27 @@ def evaluate(
       " and dropped by data.too_long='drop'; give shorter ones."
     )
   sampling, limit = _sampling(run, temperature, max_tokens)
-  prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
-  longest = max(map(len, prompts))
-  limits.check_length(run.weights, longest, limit)
+  if run.environment is None:  # what an episode reads is limited as it grows
+    prompts = [run.tokenizer.encode_prompt(x['prompt']) for x in records]
+    limits.check_length(run.weights, max(map(len, prompts)), limit)
   answer = answer or build.answer_function(run.evaluation)
-  with build_rewards.workers(run.limits, policy.rewards) as workers:
-    rollout = rollout_lib.collect(
+  with (
+    build_rewards.workers(run.limits, policy.rewards) as workers,
+    build_environment.player(run.environment) as player,
+  ):
+    rollout = collecting.collect(
+      run,
       records,
-      run.engine,
-      run.tokenizer,
       policy.rewards,
       sampling,
       limit,
       samples,
-      run.draw.seed,
       policy.step,
-      run.data.completion_buckets,
-      purpose='eval',  # other random numbers than those of the training
-      judging=judging,
-      workers=workers,
+      'eval',  # other random numbers than those of the training
+      judging,
+      workers,
+      player,
+      hosts=policy.hosts,
     )
   summary = {
     'checkpoint': policy.step,
@@ -240,24 +254,30 @@ def _sampling(
 
 def sample(
   policy: Policy,
-  prompts: Iterable[data.Prompt],
+  prompts: Iterable[Any],
   number: int = 1,
   temperature: float | None = None,
   max_tokens: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-  """Completes prompts one after the other, as they come.
+  """Completes prompts one after the other, as they come, or plays episodes.
 
   Args:
     policy: From `load`.
     prompts: Texts or lists of messages; the next is read when the last is done.
+      With an environment also records as dicts, or as JSON.
     number: Completions of each.
     temperature: None: the config's.
     max_tokens: None: the config's.
 
   Yields:
     A dict for each completion: 'prompt', 'completion', and 'truncated', whether
-    the completion was cut at its longest length.
+    the completion was cut at its longest length. Of an episode the completion
+    is what the policy has said last; 'messages', 'reward', 'turn_rewards',
+    'ended' and 'failure' tell the rest, see `episodes.types.Account`.
   """
+  if policy.run.environment is not None:
+    yield from _episodes(policy, prompts, number, temperature, max_tokens)
+    return
   tokenizer = policy.run.tokenizer
   for prompt, asked in _requests(
     policy, prompts, number, temperature, max_tokens
@@ -281,9 +301,13 @@ def stream(
 
   Yields:
     Pieces of a text: each prompt as a person reads it, its completion, and the
-    end of the line.
+    end of the line; or the transcript of an episode.
   """
   tokenizer, engine = policy.run.tokenizer, policy.run.engine
+  if policy.run.environment is not None:
+    episodes = sample(policy, prompts, 1, temperature, max_tokens)
+    yield from map(transcript, episodes)
+    return
   for prompt, asked in _requests(policy, prompts, 1, temperature, max_tokens):
     yield tokenizer.prompt_format.shown(prompt)
     text = written = ''
@@ -295,6 +319,82 @@ def stream(
         yield text[len(written) :]
         written = text
     yield text[len(written) :] + '\n'
+
+
+def _episodes(
+  policy: Policy,
+  prompts: Iterable[Any],
+  number: int,
+  temperature: float | None,
+  max_tokens: int | None,
+) -> Iterator[dict[str, Any]]:
+  """Plays episodes that begin with each prompt; see `sample`."""
+  run = policy.run
+  _check_whole('number', number, 1)
+  sampling, limit = _sampling(run, temperature, max_tokens)
+  assert run.environment is not None
+  # A person sees why an episode has failed.
+  spec = dataclasses.replace(run.environment, failed_share=1.0)
+  with build_environment.player(spec) as player:
+    assert player is not None
+    for index, prompt in enumerate(prompts):
+      _, (episodes,) = build_environment.play(
+        spec,
+        player,
+        run.engine,
+        run.tokenizer,
+        sampling,
+        limit,
+        [_record(prompt)],
+        [index],
+        group=number,
+        seed=run.draw.seed,
+        rollout=policy.step,
+        purpose='sample command',
+        hosts=policy.hosts,
+      )
+      for one in episodes:
+        told = one.account
+        yield {
+          'prompt': prompt,
+          'completion': one.last_text,
+          'truncated': one.episode.finish == engines.TRUNCATED,
+          'messages': [*told.messages],
+          'reward': one.reward,
+          'turn_rewards': [*(told.turn_rewards or ())],
+          'ended': told.ended,
+          'failure': told.failure,
+        }
+
+
+def _record(prompt: Any) -> dict[str, Any]:
+  """What an episode begins with: a record, also as JSON, or a prompt of one."""
+  if isinstance(prompt, str) and prompt.lstrip().startswith('{'):
+    with contextlib.suppress(ValueError):
+      prompt = json.loads(prompt)
+  if isinstance(prompt, Mapping):
+    return {'prompt': '', **prompt}
+  return {'prompt': prompt}
+
+
+def transcript(one: Mapping[str, Any]) -> str:
+  """An episode as `sample` yields it, as lines for a person.
+
+  >>> said = [{'role': 'user', 'content': 'Guess.'}]
+  >>> episode = {'messages': said, 'reward': 1.0, 'ended': 'done'}
+  >>> print(transcript(episode | {'failure': ''}), end='')
+  user: Guess.
+  [done, reward 1]
+  """
+  lines = []
+  for message in one['messages']:
+    content = message.get('content')
+    if not isinstance(content, str):
+      content = json.dumps(content)
+    lines.append(f'{message["role"]}: {content}')
+  end = f'failed: {one["failure"]}' if one['failure'] else one['ended']
+  reward = '' if one['reward'] is None else f', reward {one["reward"]:g}'
+  return '\n'.join([*lines, f'[{end}{reward}]\n'])
 
 
 def _requests(

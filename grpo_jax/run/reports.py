@@ -2,10 +2,13 @@
 
 import collections
 from collections.abc import Mapping
+import json
 import math
+from typing import Any
 
 import numpy as np
 
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.monitor import Sample
 from grpo_jax.rollouts import parquet
@@ -36,20 +39,56 @@ def keep_completions(
   if every and step % every == 0:
     _write(session, rollout, step, 'completions', effects)
   first = {
-    p: rollout.texts[p][0] for p in rollout.own_groups if p < keep.samples
+    p: _in_short(rollout, p) for p in rollout.own_groups if p < keep.samples
   }
   texts = collections.ChainMap(*session.peers.exchange(first))
   return [
     Sample(
-      rollout.prompt_texts[p],
-      texts[p],
+      prompt,
+      text,
       # Not 0, which a judge might have given.
       float(rollout.batch.reward[p, 0])
       if rollout.batch.valid[p, 0]
       else math.nan,
     )
-    for p in sorted(texts)
+    for p, (prompt, text) in sorted(texts.items())
   ]
+
+
+def _in_short(rollout: Rollout, p: int) -> tuple[str, str]:
+  """What a sample shows of a prompt, and of its first completion."""
+  if not rollout.accounts:
+    return rollout.prompt_texts[p], rollout.texts[p][0]
+  return episode_in_short(rollout.accounts[p][0], rollout.prompt_texts[p])
+
+
+def episode_in_short(account: Account, prompt: str) -> tuple[str, str]:
+  """What an episode reads last before its first turn, and all that follows.
+
+  >>> said = [('environment', 'Guess.'), ('policy', '3'), ('policy', '5')]
+  >>> messages = tuple({'by': by, 'content': text} for by, text in said)
+  >>> episode_in_short(Account(messages, ended='turns'), 'a record')
+  ('Guess.', '3 | 5 [turns]')
+
+  Args:
+    account: Of the episode.
+    prompt: Of its record, if it has not begun.
+  """
+  said = [_text(one.get('content')) for one in account.messages]
+  by = [one['by'] for one in account.messages]
+  first = by.index('policy') if 'policy' in by else len(by)
+  if first:
+    prompt = said[first - 1]
+  end = account.ended
+  if end == 'failed':
+    end = f'failed: {account.failure}'
+  marked = '' if end == 'done' else f' [{end}]'
+  return prompt, (' | '.join(said[first:]) + marked).strip()
+
+
+def _text(content: Any) -> str:
+  """The content of a message; what is no text, as JSON."""
+  return content if isinstance(content, str) else json.dumps(content)
 
 
 def keep_answers(session: Session, rollout: Rollout, step: int) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from grpo_jax import engines
-from grpo_jax.episodes import playing
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import speed
@@ -30,6 +29,7 @@ from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Lease
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
+from grpo_jax.run import collecting
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
@@ -192,43 +192,19 @@ def _collected(
   purpose: str,
   judging: rollout_lib.Judging,
 ) -> Rollout:
-  """Completions of some prompts by the engine of a run, judged."""
-  if run.environment is not None and run.player is not None:
-    play = functools.partial(
-      build_environment.play,
-      run.environment,
-      run.player,
-      run.engine,
-      run.tokenizer,
-      sampling,
-      group=group,
-      seed=run.draw.seed,
-      rollout=step,
-      purpose=purpose,
-      check=run.check,
-    )
-    return playing.collect(
-      records,
-      play,
-      run.tokenizer,
-      run.rewards,
-      run.data.completion_buckets,
-      judging,
-      run.workers,
-    )
-  return rollout_lib.collect(
+  """Completions or episodes of some records by the engine of a run, judged."""
+  return collecting.collect(
+    run,
     records,
-    run.engine,
-    run.tokenizer,
     run.rewards,
     sampling,
     run.draw.max_tokens,
     group,
-    run.draw.seed,
     step,
-    run.data.completion_buckets,
-    purpose=purpose,
-    judging=judging,
-    workers=run.workers,
-    check=run.check,
+    purpose,
+    judging,
+    run.workers,
+    run.player,
+    run.check,
+    run.hosts,
   )

@@ -209,12 +209,6 @@ def _joined(run: build.Run, start: Start) -> build.Run:
   joining.check_joined(peers)
   if peers.number == 1:
     return run
-  if run.environment is not None:
-    raise ValueError(
-      f'config.environment.name={run.config.environment.name!r} is played by '
-      f'one process alone, but this run has {peers.number}; start it on one '
-      'host.'
-    )
   peers.pass_on(start.stop)
   alike = {
     '--replay': start.replay is not None,
@@ -228,7 +222,10 @@ def _joined(run: build.Run, start: Start) -> build.Run:
       raise stop_signal.Stopped
 
   return dataclasses.replace(
-    run, check=check, judging=judging.shared(peers, start.stop)
+    run,
+    check=check,
+    judging=judging.shared(peers, start.stop),
+    hosts=judging.hosts(peers, start.stop),
   )
 
 

@@ -17,6 +17,7 @@ from grpo_jax.episodes.types import Rollout
 from grpo_jax.run.build.specs import EarlyStopSpec
 
 _EVENT = '/jax/core/compile/backend_compile_duration'
+_REARM_ROLLOUTS = 10  # without failures before they may be told again
 _SETTLED = 3  # rollouts, in which all programs of a run are compiled
 _LEAST_SECS = 1.0  # shorter compilations are not worth a warning
 # Shapes that change during a run only if the config has several widths.
@@ -169,13 +170,16 @@ def warning_of_metric(spec: EarlyStopSpec, waiting: Waiting, step: int) -> str:
 
 
 class Failures:
-  """Warns when a reward function fails on all completions of a rollout.
+  """Warns when a reward function fails on all completions, or an environment.
 
-  It warns again only after a rollout on some of which it has not failed.
+  A reward function is told again only after a rollout on some of which it has
+  not failed. Each failed episode counts; they are told again after ten rollouts
+  without any.
   """
 
   def __init__(self):
     self._warned: set[str] = set()
+    self._waits = 0  # rollouts until failed episodes may be told again
 
   def warnings(
     self, rollout: Rollout, measured: Mapping[str, float | None]
@@ -188,9 +192,10 @@ class Failures:
         completions, which were drawn and are not trained on.
 
     Returns:
-      A sentence for each function of which all calls have begun to fail.
+      A sentence for each function of which all calls have begun to fail, and
+      one if episodes have.
     """
-    sentences = []
+    sentences = self._episodes(rollout)
     for place, name in enumerate(rollout.reward_names):
       if measured.get(f'reward/{name}_failed') != 1.0:
         self._warned.discard(name)
@@ -205,6 +210,24 @@ class Failures:
           ' function, and at the limits in config.workers.'
         )
     return sentences
+
+  def _episodes(self, rollout: Rollout) -> list[str]:
+    """A sentence if episodes have begun to fail."""
+    every = [one.failure for group in rollout.accounts for one in group]
+    reasons = collections.Counter(filter(None, every))
+    if not reasons:
+      self._waits = max(0, self._waits - 1)
+      return []
+    is_told, self._waits = self._waits > 0, _REARM_ROLLOUTS
+    if is_told:
+      return []
+    (reason, number), *_ = reasons.most_common(1)
+    return [
+      f'{reasons.total()} of the {len(every)} episodes of this rollout have '
+      f'failed, {number} of them by: {reason}; they are left out, and are no '
+      'rewards of 0. Look at the environment; the metric env_failed goes on to '
+      'count them.'
+    ]
 
 
 @functools.cache

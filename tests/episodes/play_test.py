@@ -20,6 +20,7 @@ SAMPLING = engines.Sampling(eos_ids=TOKENIZER.eos_ids)
 LIMITS = play_lib.Limits(
   turns=5, turn_tokens=12, episode_tokens=40, context_tokens=400
 )
+HERMES = formats.find('hermes')
 RECORDS = [{'prompt': 'a', 'answer': '3'}, {'prompt': 'b', 'answer': '5'}]
 
 
@@ -41,7 +42,14 @@ def counting(request, number):
   return [*TOKENIZER.encode(str(turns)), TOKENIZER.eos_ids[0]]
 
 
-def play(environment, answer=counting, records=RECORDS, group=2, **changes):
+def play(
+  environment,
+  answer=counting,
+  records=RECORDS,
+  group=2,
+  call_format=HERMES,
+  **changes,
+):
   engine = FakeEngine(answer, engines.Capabilities(entropy=True))
   engine.load(None, 3)
   options = sessions.Options(where='here')
@@ -53,7 +61,7 @@ def play(environment, answer=counting, records=RECORDS, group=2, **changes):
       engine,
       TOKENIZER,
       player,
-      formats.find('hermes'),
+      call_format,
       SAMPLING,
       limits,
       group,
@@ -79,7 +87,7 @@ def test_every_token_that_was_sampled_is_chosen_and_none_beside():
       assert not episode.logp[~episode.chosen].any()
       assert episode.version[episode.chosen].tolist() == [3] * len(chosen)
       assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
-      assert episode.reward is not None and len(episode.reward) == int(answer)
+      assert len(one.account.turn_rewards or ()) == int(answer)
       assert episode.finish == engines.ENDED and one.last_text == answer
 
 
@@ -121,13 +129,13 @@ def test_the_first_turns_are_asked_as_single_answers_are():
 )
 def test_a_limit_ends_an_episode_which_counts(changes, ended, turns):
   _, _, ((one, _),) = play(guessing, records=RECORDS[1:], **changes)
-  assert one.episode.ended == ended and not one.failure
+  assert one.account.ended == ended and not one.failure
   assert one.episode.finish == engines.TRUNCATED
   assert one.episode.turn is not None
   assert one.episode.turn[one.episode.chosen].max() + 1 == turns
   # As it stands: what the turns were given until then.
   rewards = turns - 1 if ended == 'length' else turns
-  assert one.reward == (-0.25 * rewards if rewards else None)
+  assert one.reward == -0.25 * rewards
 
 
 def test_the_end_of_the_whole_text_ends_the_episode():
@@ -137,7 +145,7 @@ def test_the_end_of_the_whole_text_ends_the_episode():
     return [*TOKENIZER.encode('1'), other]
 
   _, _, ((one, _),) = play(guessing, answer, RECORDS[1:])
-  assert one.episode.ended == 'end' and one.episode.finish == engines.ENDED
+  assert one.account.ended == 'end' and one.episode.finish == engines.ENDED
 
 
 def test_a_failure_is_no_reward():
@@ -206,6 +214,45 @@ def test_forks_have_one_order_whatever_their_delays():
   assert found[0] == found[1]
 
 
+def read_before(prompt, episode, turn):
+  """What a turn of an episode reads, by the places that its tokens follow."""
+  ids, place = episode.ids.tolist(), np.flatnonzero(episode.turn == turn)
+  place = int(place[episode.chosen[place]][0])
+  previous = episode.previous
+  found = []
+  while True:
+    place = place - 1 if previous is None else int(previous[place])
+    if place < 0:
+      return [*prompt, *found[::-1]]
+    found.append(ids[place])
+
+
+@pytest.mark.parametrize('alike', [True, False])
+@pytest.mark.parametrize('says_itself', [True, False])
+def test_a_fork_before_anything_was_said_reads_what_it_is_trained_on(
+  alike, says_itself
+):
+  async def best_of(policy, example, seed):
+    forks = [policy.fork() for _ in range(3)]
+    said = [f'Guess{"" if alike else n}.' for n in range(3)]
+    await asyncio.gather(*map(lambda fork, text: fork.say(text), forks, said))
+    await forks[0].say('again')
+    if says_itself:
+      await policy.say('last')
+
+  engine, (prompt,), (played,) = play(
+    best_of, records=RECORDS[:1], episode_tokens=90
+  )
+  asked = {tuple(map(int, x.ids)) for x in engine.requests if x.limit > 1}
+  for one in played:
+    turns = 5 if says_itself else 4
+    assert not one.failure and one.account.turns == turns
+    read = [
+      tuple(read_before(prompt, one.episode, turn)) for turn in range(turns)
+    ]
+    assert {*read} == asked, [TOKENIZER.decode_whole(x) for x in read]
+
+
 async def twice(policy, example, seed):
   await policy.say('a')
   await policy.say('b', max_tokens=4)
@@ -214,13 +261,13 @@ async def twice(policy, example, seed):
 def limits_asked(**changes):
   """The limits of the calls of an episode, and how it ended."""
   engine, _, ((one,),) = play(twice, records=RECORDS[:1], group=1, **changes)
-  return [request.limit for request in engine.requests], one.episode.ended
+  return [request.limit for request in engine.requests], one.account.ended
 
 
 def test_a_turn_may_be_as_long_as_what_is_left():
   length = len(TOKENIZER.begin_chat('a'))
-  assert limits_asked() == ([12, 4], '')
-  assert limits_asked(episode_tokens=5) == ([5, 3], '')
+  assert limits_asked() == ([12, 4], 'done')
+  assert limits_asked(episode_tokens=5) == ([5, 3], 'done')
   assert limits_asked(context_tokens=length + 3) == ([3], 'context')
   assert limits_asked(context_tokens=length) == ([], 'context')
 
@@ -235,7 +282,7 @@ def test_whom_a_limit_meets_is_no_matter_of_who_came_first():
       await asyncio.gather(*(forks[n].say(f'fork {n}') for n in order))
 
     _, _, ((one,),) = play(episode, records=RECORDS[:1], group=1, turns=2)
-    assert one.episode.ended == 'turns' and not one.failure
+    assert one.account.ended == 'turns' and not one.failure
     found.append(TOKENIZER.decode_whole(one.episode.ids))
   assert found[0] == found[1] and 'fork 0' in found[0]
 
@@ -259,4 +306,33 @@ def test_rewards_of_one_turn_add_up():
     policy.reward(2.0)
 
   _, _, ((one,),) = play(episode, records=RECORDS[:1], group=1)
-  assert one.reward == 3 and one.episode.reward.tolist() == [3]
+  assert one.reward == 3 and one.account.turn_rewards == (3,)
+
+
+def add(a: int, b: int) -> int:
+  """Adds."""
+  return a + b
+
+
+def test_a_template_without_tools_gets_them_as_texts():
+  said = iter(['```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```'])
+
+  def answer(request, number):
+    text = next(said, '3')
+    return [*TOKENIZER.encode(text), TOKENIZER.eos_ids[0]]
+
+  records = [{'prompt': 'How much is 1+2?'}]
+  _, (prompt,), ((one,),) = play(
+    [add],
+    answer,
+    records,
+    1,
+    formats.find('json_block'),
+    turn_tokens=99,
+    episode_tokens=999,
+    context_tokens=999,
+  )
+  text = TOKENIZER.decode_whole([*prompt, *one.episode.ids])
+  assert text.count('"name": "add", "description": "Adds."') == 1
+  assert '<|im_start|>user\nResult of add:\n3<|im_end|>' in text
+  assert one.last_text == '3' and one.account.tool_calls == 1

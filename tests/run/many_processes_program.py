@@ -1,6 +1,6 @@
 """One of several processes that train together, case after case.
 
-  many_processes_program.py COORDINATOR NUMBER RANK FOLDER
+  many_processes_program.py COORDINATOR NUMBER RANK FOLDER [CASE ...]
 
 Writes what each case has ended with to `FOLDER/CASE.RANK.json`, and where it is
 in one that takes long to `FOLDER/where.RANK`.
@@ -16,11 +16,13 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 
 import jax
 import numpy as np
 
+from grpo_jax.environments import sessions
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
@@ -30,6 +32,7 @@ from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from tests import judges
 from tests import runs
+from tests.run import played
 
 LATE = 40  # a call of the judge in the second rollout
 LATER = 70  # in the third, before which groups are kept for it
@@ -319,6 +322,65 @@ def gsm8k_goes_on(folder, rank, stop):
   return gsm8k(folder.parent / 'gsm8k', rank, stop, steps=3)
 
 
+EPISODES = {'mesh.fsdp': 4, 'sampler.prompts': 6, 'learner.micro_rows': 4}
+
+
+def episodes(folder, rank, stop, at_wait=None, **changes):
+  """At that wait for environments something else happens first."""
+  del rank
+  real, waits = sessions.Player.wait, 0
+
+  def wait(self):
+    nonlocal waits
+    waits += 1
+    (at_wait or {}).get(waits, lambda: None)()
+    return real(self)
+
+  sessions.Player.wait = wait
+  try:
+    ended = played.train(folder, stop, **{**EPISODES, **changes})
+    return ended | {'waits': waits}
+  finally:
+    sessions.Player.wait = real
+
+
+def episodes_in_workers(folder, rank, stop):
+  return episodes(folder, rank, stop, **{'environment.where': 'workers'})
+
+
+def episodes_over_all(folder, rank, stop):
+  """No process has all the devices that hold a row."""
+  return episodes(folder, rank, stop, **{'mesh.fsdp': 1, 'mesh.tensor': 4})
+
+
+def episodes_stopped(folder, rank, stop):
+  """A signal to process 0, while process 1 waits for its environments."""
+  at_wait = {7: functools.partial(time.sleep, 90) if rank else interrupt}
+  return episodes(folder, rank, stop, at_wait)
+
+
+def interrupt():
+  time.sleep(1)  # the other waits for its environments by then
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+def episodes_go_on(folder, rank, stop):
+  del stop
+  with stop_signal.Stop() as another:
+    return episodes(folder.parent / 'episodes_stopped', rank, another)
+
+
+def episodes_raise(folder, rank, stop):
+  def fail():
+    raise ValueError('no room for a worker')
+
+  return episodes(folder, rank, stop, {14: fail} if rank else {})
+
+
+def episodes_go_on_after_it(folder, rank, stop):
+  return episodes(folder.parent / 'episodes_raise', rank, stop)
+
+
 CASES = {
   case.__name__: case
   for case in (
@@ -346,6 +408,13 @@ CASES = {
     disk_stays_full,
     room_again,
     in_flight,
+    episodes,
+    episodes_in_workers,
+    episodes_over_all,
+    episodes_stopped,
+    episodes_go_on,
+    episodes_raise,
+    episodes_go_on_after_it,
   )
 }
 
@@ -363,12 +432,13 @@ def tell(where, over):
     where.flush()
 
 
-def main(coordinator, number, rank, folder):
+def main(coordinator, number, rank, folder, *names):
   where = (pathlib.Path(folder) / f'where.{rank}').open('w')
   if hasattr(os, 'sched_setaffinity'):  # so few that `in_flight` can fail
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
   joining.initialize(coordinator, int(number), int(rank))
-  for name, case in CASES.items():
+  for name in names or CASES:
+    case = CASES[name]
     print(name, file=where, flush=True)
     over = threading.Event()
     threading.Thread(target=tell, args=(where, over), daemon=True).start()

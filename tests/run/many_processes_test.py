@@ -19,6 +19,7 @@ from tests import cli
 from tests import runs
 from tests.data import formats
 from tests.run import many_processes_program as program
+from tests.run import played
 
 pytestmark = pytest.mark.long
 
@@ -310,3 +311,51 @@ def test_a_disk_that_stays_full_in_one_ends_both_alike(folder):
 def test_the_first_process_alone_writes_and_shows(folder):
   said = (folder / 'log.1').read_text()
   assert 'rollout' not in said and 'warning' not in said, said
+
+
+def test_two_play_the_episodes_that_one_plays(folder, tmp_path):
+  played.train(tmp_path, **program.EPISODES)
+  assert_close(folder / 'episodes', tmp_path, 1e-6)
+  first, second = told(folder, 'episodes')
+  assert first['steps'] == second['steps'] == 4
+  assert first['waits'] == second['waits'] > 10
+  assert written(folder / 'episodes') == written(tmp_path)
+  for step in range(1, 5):
+    found, alone = (
+      columns(each, step) for each in (folder / 'episodes', tmp_path)
+    )
+    assert found.texts == alone.texts and found.prompts == alone.prompts
+    for name in 'mask', 'valid', 'version', 'truncated':
+      np.testing.assert_array_equal(
+        getattr(found.batch, name), getattr(alone.batch, name)
+      )
+
+
+def test_where_episodes_are_played_by_two_is_no_matter(folder):
+  assert [end['steps'] for end in told(folder, 'episodes_in_workers')] == [4, 4]
+  runs.assert_equal(folder / 'episodes', folder / 'episodes_in_workers')
+
+
+def test_episodes_on_a_mesh_whose_rows_lie_on_both(folder):
+  whole, found = (
+    columns(folder / name, 1) for name in ('episodes', 'episodes_over_all')
+  )
+  np.testing.assert_array_equal(found.batch.tokens, whole.batch.tokens)
+  assert found.texts == whole.texts
+
+
+def test_a_signal_to_one_stops_both_also_while_one_plays(folder):
+  for end in told(folder, 'episodes_stopped'):
+    assert end['signal'] == 'SIGTERM' and end['steps'] < 4
+    assert end['secs'] < 60  # nobody has waited for the environments
+  assert [end['steps'] for end in told(folder, 'episodes_go_on')] == [4, 4]
+  runs.assert_equal(folder / 'episodes', folder / 'episodes_stopped')
+
+
+def test_a_player_that_raises_in_one_ends_both_saved(folder):
+  first, second = told(folder, 'episodes_raise')
+  assert first['raised'] == 'PeerError'
+  assert first['text'] == 'Process 1: ValueError: no room for a worker'
+  assert second['text'] == 'no room for a worker'
+  assert told(folder, 'episodes_go_on_after_it')[0]['steps'] == 4
+  runs.assert_equal(folder / 'episodes', folder / 'episodes_raise')

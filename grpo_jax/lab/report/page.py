@@ -19,6 +19,9 @@ import numpy as np
 from grpo_jax.config import whole_files
 from grpo_jax.lab.report import svg
 from grpo_jax.lab.report import words
+from grpo_jax.lab.report.types import ENVIRONMENT
+from grpo_jax.lab.report.types import POLICY
+from grpo_jax.lab.report.types import TEMPLATE
 from grpo_jax.lab.report.types import Chart
 from grpo_jax.lab.report.types import Completion
 from grpo_jax.lab.report.types import Completions
@@ -118,7 +121,7 @@ def _parts(
   parts: Sequence[Part], write_part: Callable[[Part], str]
 ) -> Iterator[str]:
   """The parts, with what stands side by side in a block of its own."""
-  keyed = False
+  keyed = told = False
   for kind, some in itertools.groupby(parts, type):
     some = list(some)
     written = ''.join(map(write_part, some))
@@ -126,11 +129,26 @@ def _parts(
     if not keyed and any(map(are_known, some)):
       keyed = True
       yield write_part(_KEY)
+    if not told and any(map(_are_written, some)):
+      told = True
+      yield _WRITERS
     name = {Chart: 'charts', Completions: 'blocks'}.get(kind)
     yield f'<div class="{name}">{written}</div>' if name else written
 
 
 _KEY = Text('', 'key')  # where the colours of tokens are explained
+_WHO = {
+  POLICY: 'the policy',
+  ENVIRONMENT: 'the environment',
+  TEMPLATE: 'the chat template',
+}
+_WRITERS = (
+  '<p class="writers">Written by '
+  + ', '.join(
+    f'<i class="by-{writer}">{who}</i>' for writer, who in _WHO.items()
+  )
+  + '.</p>'
+)
 
 
 def _part(
@@ -215,22 +233,35 @@ def _token_scales(all_shown: Iterable[Completions]) -> tuple[float, float]:
 
   All completions of a page have the same: the 95th percentile of the sizes.
   """
-  tokens = [
-    token
+  pairs = [
+    pair
     for shown in all_shown
     for completion in shown.completions
     for token in completion.tokens
+    if (pair := _measured(token))
   ]
-  return (
-    _scale([token.coefficient for token in tokens]),
-    _scale([token.log_ratio for token in tokens]),
-  )
+  coefficients, log_ratios = zip(*pairs) if pairs else ((), ())
+  return _scale(coefficients), _scale(log_ratios)
+
+
+def _measured(token: Token) -> tuple[float, float] | None:
+  """What updates did to a token, if that was measured."""
+  if token.coefficient is None or token.log_ratio is None:
+    return None
+  return token.coefficient, token.log_ratio
 
 
 def are_known(part: Part) -> bool:
-  """Whether a part has completions whose tokens have colours."""
+  """Whether a part has completions of whose tokens it is known what became."""
   return isinstance(part, Completions) and any(
-    one.tokens for one in part.completions
+    _measured(token) for one in part.completions for token in one.tokens
+  )
+
+
+def _are_written(part: Part) -> bool:
+  """Whether a part has completions that several have written."""
+  return isinstance(part, Completions) and any(
+    token.writer for one in part.completions for token in one.tokens
   )
 
 
@@ -247,9 +278,14 @@ def _completions(shown: Completions, scales: tuple[float, float]) -> str:
     answer = f'<p class="answer">answer: {words.escaped(shown.answer)}</p>'
   kind = 'completions beside' if shown.beside else 'completions'
   inner = ''.join(_completion(one, scales) for one in shown.completions)
+  prompt = f'<p class="prompt">{words.escaped(shown.prompt)}</p>'
+  if shown.read:
+    prompt = (
+      '<div class="completion"><p class="label">all its episodes read first '
+      f'<span class="reading"></span></p>{_tokens(shown.read, scales)}</div>'
+    )
   return (
-    f'<article class="{kind}"><p class="prompt">'
-    f'{words.escaped(shown.prompt)}</p>{answer}'
+    f'<article class="{kind}">{prompt}{answer}'
     f'<div class="each">{inner}</div></article>'
   )
 
@@ -278,15 +314,9 @@ def _completion(one: Completion, scales: tuple[float, float]) -> str:
   label = [one.label] if one.label else []
   judged = math.isfinite(one.reward)
   label.append(f'reward {words.number(one.reward)}' if judged else 'not judged')
+  label += one.facts
   if one.tokens:
-    body = ''.join(_token(token, scales) for token in one.tokens)
-    values = ' '.join(
-      f'{token.coefficient:.3g},{token.log_ratio:.3g}' for token in one.tokens
-    )
-    text = (
-      '<pre class="tokens" tabindex="0" role="group" aria-label="Tokens; arrow '
-      f'keys read their values" data-values="{values}">{body}</pre>'
-    )
+    text = _tokens(one.tokens, scales)
   else:
     text = f'<pre>{words.escaped(one.text) or "<em>empty</em>"}</pre>'
   reading = '<span class="reading"></span>' if one.tokens else ''
@@ -297,12 +327,38 @@ def _completion(one: Completion, scales: tuple[float, float]) -> str:
   )
 
 
+def _tokens(tokens: Sequence[Token], scales: tuple[float, float]) -> str:
+  """Tokens with their colours, and what a script reads of them."""
+  body = ''.join(_token(token, scales) for token in tokens)
+  pairs, said = [*map(_measured, tokens)], []
+  if all(pairs):
+    values = ' '.join(f'{a:.3g},{r:.3g}' for a, r in filter(None, pairs))
+    said.append(f'data-values="{values}"')
+  kind = 'tokens'
+  if tokens[0].writer:
+    kind = 'tokens measured' if all(pairs) else 'tokens written'
+    runs = itertools.groupby(_WHO.get(token.writer, '') for token in tokens)
+    who = ';'.join(f'{len([*some])},{name}' for name, some in runs)
+    said.append(f'data-writers="{who}"')
+  return (
+    f'<pre class="{kind}" tabindex="0" role="group" aria-label="Tokens; arrow '
+    f'keys read their values" {" ".join(said)}>{body}</pre>'
+  )
+
+
 def _token(token: Token, scales: tuple[float, float]) -> str:
-  pair = token.coefficient, token.log_ratio
-  a, r = (_level(x, scale) for x, scale in zip(pair, scales))
+  classes = []
+  if pair := _measured(token):
+    a, r = (_level(x, scale) for x, scale in zip(pair, scales))
+    classes += [f'a{a}', f'r{r}']
+  if token.writer:
+    classes.append(f'by-{token.writer}')
   # A token without a text, such as the end of a completion, is to be seen too.
   text = words.escaped(token.text).replace('\n', '↵\n') or '<b>∎</b>'
-  return f'<i class="a{a} r{r}">{text}</i>'
+  before = f'<b class="turn">{words.escaped(token.before)}</b>'
+  return (
+    f'{before if token.before else ""}<i class="{" ".join(classes)}">{text}</i>'
+  )
 
 
 def _level(value: float, scale: float) -> int:

@@ -364,7 +364,12 @@ for (const chart of charts) {
 // ---- tokens
 
 for (const block of document.querySelectorAll('pre.tokens')) {
-  const values = block.dataset.values.split(' ').map(pair => pair.split(','));
+  const {values, writers} = block.dataset;
+  const pairs = values ? values.split(' ').map(pair => pair.split(',')) : [];
+  const who = writers ? writers.split(';').flatMap(some => {
+    const [count, name] = some.split(',');
+    return Array(Number(count)).fill(`, written by ${name}`);
+  }) : [];
   const tokens = [...block.querySelectorAll('i')];
   const reading = block.parentElement.querySelector('.reading');
   let on = -1;
@@ -377,9 +382,11 @@ for (const block of document.querySelectorAll('pre.tokens')) {
       return;
     }
     tokens[k].classList.add('on');
-    const [coefficient, ratio] = values[k];
-    reading.textContent =
-      `token ${k + 1}: coefficient ${coefficient}, log-ratio ${ratio} nats`;
+    let text = `token ${k + 1}${who[k] || ''}`;
+    if (pairs[k]) {
+      text += `: coefficient ${pairs[k][0]}, log-ratio ${pairs[k][1]} nats`;
+    }
+    reading.textContent = text;
   };
   block.addEventListener('pointerover', event => {
     const token = event.target.closest('i');

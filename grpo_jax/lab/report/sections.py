@@ -157,6 +157,7 @@ def diagnostics_sections(charts: Charts) -> list[Section]:
   rows = monitor.GROUPS
   metrics = {
     'Answers': rows['answers'],
+    'Episodes': [*rows['episodes'], 'env_failed'],
     'Policy: entropy, KL, clipping': [
       *rows['policy'], 'kl_rollout', 'sampler_gap',
     ],

@@ -1,6 +1,7 @@
 """Completions of runs, from their Parquet files: some that tell the most."""
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 import math
 import pathlib
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from grpo_jax.lab.report import episodes
 from grpo_jax.lab.report import page
 from grpo_jax.lab.report import words
 from grpo_jax.lab.report.read import Group
@@ -26,6 +28,7 @@ from grpo_jax.run.build import about
 from grpo_jax.run.build import data as build_data
 
 MOST_TOKENS = 400  # of a completion; what is between head and tail is left out
+MOST_OF_EPISODE = 1500  # likewise
 MOST_CHARACTERS = 3000  # of a text
 _FILES = 3  # groups of runs of which completions are shown
 _PROMPTS, _ANSWERS = 3, 4  # of a rollout, and of each: the best and the worst
@@ -34,6 +37,20 @@ _EFFECTS = 'coefficient', 'log_ratio_after'
 _EACH = 3  # pairs to show of each kind
 
 Decode = Callable[[Sequence[int]], str]
+
+
+class Texts(NamedTuple):
+  """What turns ids into text.
+
+  Attributes:
+    decode: Without end tokens and other special ones.
+    decode_whole: With all of them.
+    marks: The ids that were added to the vocabulary.
+  """
+
+  decode: Decode
+  decode_whole: Decode
+  marks: Collection[int]
 
 
 def before_and_after(groups: Sequence[Group]) -> Section:
@@ -63,9 +80,9 @@ def completions(groups: Sequence[Group]) -> Section:
   for group in groups[:_FILES]:
     run = group.first
     files = parquet.files(run.path / 'completions')
-    decode = _decode(run)
+    texts = _texts(run)
     for file in dict.fromkeys([*files[:1], *files[-1:]]):
-      if shown := _most_different(file, decode):
+      if shown := _most_different(file, texts):
         whose = f' of {run.name}' if _is_one_of_several(groups) else ''
         parts.append(Text(f'Rollout {_step(file):,}{whose}', 'heading'))
         parts += shown
@@ -112,13 +129,17 @@ def _written(groups: Sequence[Group]) -> list[Part]:
   return [Text(f'In the data {note}.', 'note') for note in sorted(notes)]
 
 
-def _decode(run: Run) -> Decode | None:
+def _texts(run: Run) -> Texts | None:
   """What turns ids into text; None if the tokenizer cannot be had here."""
   try:
-    return run.config and build_data.tokenizer_of(run.config).decode
+    found = run.config and build_data.tokenizer_of(run.config)
   # The files may be gone, or the tokenizer was given in Python.
   except (ValueError, OSError, ImportError):
     return None
+  if found is None:
+    return None
+  marks = found.backend.get_added_tokens_decoder()
+  return Texts(found.decode, found.decode_whole, marks)
 
 
 def _step(file: pathlib.Path) -> int:
@@ -135,6 +156,8 @@ class Answer(NamedTuple):
   reward: float  # NaN if it was not judged
   first: float  # the first reward function's; NaN likewise
   ids: Sequence[int]
+  prompt_ids: Sequence[int]
+  course: episodes.Course | None  # of an episode that was played
   coefficient: Sequence[float]  # empty if it was not measured
   log_ratio: Sequence[float]
 
@@ -165,10 +188,30 @@ def _answers(file: pathlib.Path) -> list[Answer]:
           float(reward[p, g]) if valid[p, g] else math.nan,
           float(first[p, g]) if counts[p, g] else math.nan,
           tokens[p, g, : rollout.length[p, g]].tolist(),
+          rollout.prompts[p],
+          _course(rollout, p, g),
           *(values[p * group + g] for values in effects),
         )
       )
   return found
+
+
+def _course(rollout: Any, p: int, g: int) -> episodes.Course | None:
+  """What became of an episode; None if it was not played."""
+  if not rollout.accounts:
+    return None
+  account, length = rollout.accounts[p][g], rollout.length[p, g]
+  turn = rollout.batch.extras.get('turn')
+  previous = rollout.previous
+  return episodes.Course(
+    account.messages,
+    account.turn_rewards,
+    account.ended,
+    account.failure,
+    np.asarray(rollout.batch.mask)[p, g, :length].tolist(),
+    [0] * length if turn is None else turn[p, g, :length].tolist(),
+    None if previous is None else previous[p, g, :length].tolist(),
+  )
 
 
 def _effects(file: pathlib.Path) -> list[Sequence[Sequence[float]]]:
@@ -185,14 +228,14 @@ def _effects(file: pathlib.Path) -> list[Sequence[Sequence[float]]]:
 
 
 def _most_different(
-  file: pathlib.Path, decode: Decode | None
+  file: pathlib.Path, texts: Texts | None
 ) -> list[Completions]:
   """The groups of a rollout whose rewards differ most, some of each.
 
   Args:
     file: The file of the rollout.
-    decode: Turns ids into text; None if the tokenizer cannot be had. Tokens are
-      then shown as numbers.
+    texts: Turns ids into text; None if the tokenizer cannot be had. Tokens are
+      then shown as numbers, and episodes as messages.
   """
   groups: dict[int, list[Answer]] = {}
   for one in _answers(file):
@@ -207,8 +250,9 @@ def _most_different(
     best = sorted(group, key=lambda one: -np.nan_to_num(one.reward, nan=-9e9))
     if len(best) > _ANSWERS:
       best = best[: _ANSWERS - _ANSWERS // 2] + best[-(_ANSWERS // 2) :]
-    few = [_completion(one, '', decode) for one in best]
-    shown.append(Completions(group[0].prompt, group[0].answer, few))
+    few = [_completion(one, '', texts) for one in best]
+    read = _read_first(best[0], texts)
+    shown.append(Completions(group[0].prompt, group[0].answer, few, read=read))
   return shown
 
 
@@ -269,9 +313,52 @@ def _when(step: int) -> str:
   return f'after {words.plural(step, "rollout")}'
 
 
-def _completion(
-  one: Answer, label: str, decode: Decode | None = None
+def _read_first(one: Answer, texts: Texts | None) -> list[Token]:
+  """What all episodes of a record have read first; nothing of other answers."""
+  if one.course is None or texts is None:
+    return []
+  return _transcript(one, one.course, texts)[0]
+
+
+def _transcript(
+  one: Answer, course: episodes.Course, texts: Texts
+) -> tuple[list[Token], list[Token]]:
+  """The tokens of an episode's prompt, and those behind it."""
+  ids, first = [*one.prompt_ids, *one.ids], len(one.prompt_ids)
+  pieces = [
+    episodes.Piece(_piece(ids, k, texts.decode_whole), ids[k] in texts.marks)
+    for k in range(len(ids))
+  ]
+  return episodes.from_tokens(course, pieces[:first], pieces[first:])
+
+
+def _episode(
+  one: Answer, course: episodes.Course, label: str, texts: Texts | None
 ) -> Completion:
+  """An episode; its messages if ids cannot be made into text here."""
+  noun, measured = 'token', len(one.coefficient) == len(one.ids) > 0
+  if texts is None:
+    noun, measured = 'message', False
+    tokens = episodes.from_messages(course)
+  else:
+    _, tokens = _transcript(one, course, texts)
+  if measured:
+    effects = zip(one.coefficient, one.log_ratio, strict=True)
+    tokens = [
+      token._replace(coefficient=a, log_ratio=r)
+      for token, (a, r) in zip(tokens, effects, strict=True)
+    ]
+  head, tail, note = _ends(tokens, MOST_OF_EPISODE, noun)
+  shown = [*head, *tail]
+  return Completion(label, '', one.reward, shown, note, course.facts)
+
+
+def _completion(
+  one: Answer, label: str, texts: Texts | None = None
+) -> Completion:
+  if one.course is not None:
+    return _episode(one, one.course, label, texts)
+  decode = texts and texts.decode
   if not len(one.coefficient) == len(one.log_ratio) == len(one.ids) > 0:
     head, tail, note = _ends(one.completion, MOST_CHARACTERS, 'character')
     text = f'{head} […] {tail}' if note else head

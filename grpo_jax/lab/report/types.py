@@ -140,12 +140,25 @@ class Picture(NamedTuple):
   note: str = ''
 
 
+POLICY, ENVIRONMENT, TEMPLATE = 'policy', 'environment', 'template'
+
+
 class Token(NamedTuple):
-  """A token of a completion, and what updates did to it."""
+  """A token of a completion, or a message in its place.
+
+  Attributes:
+    text: What it adds to the text.
+    coefficient: Weight times advantage; None: not measured.
+    log_ratio: After the updates, nats; likewise.
+    writer: `POLICY`, `ENVIRONMENT` or `TEMPLATE`; '' if all are the policy's.
+    before: What begins with it, such as 'turn 2'.
+  """
 
   text: str
-  coefficient: float  # weight times advantage
-  log_ratio: float  # after the updates, nats
+  coefficient: float | None = None
+  log_ratio: float | None = None
+  writer: str = ''
+  before: str = ''
 
 
 class Completion(NamedTuple):
@@ -156,6 +169,7 @@ class Completion(NamedTuple):
   reward: float  # NaN if it was not judged
   tokens: Sequence[Token] = ()
   note: str = ''
+  facts: Sequence[str] = ()  # behind the reward
 
 
 class Completions(NamedTuple):
@@ -165,6 +179,7 @@ class Completions(NamedTuple):
   answer: str | None
   completions: Sequence[Completion]
   beside: bool = False
+  read: Sequence[Token] = ()  # by all of them, in the place of the prompt
 
 
 Part = Text | Facts | Table | Chart | Timeline | Picture | Completions

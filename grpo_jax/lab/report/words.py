@@ -150,6 +150,54 @@ _MEANINGS = {
   ),
   'length_tokens': 'Mean length of a completion.',
   'truncated': 'Share of the completions that were cut at the token limit.',
+  'turns_mean': 'Mean number of turns of the policy in an episode.',
+  'turns_max': 'Most turns of the policy in an episode.',
+  'episode_tokens': (
+    'Mean number of tokens that the policy writes in an episode.'
+  ),
+  'context_share': (
+    'Share of the tokens of episodes, those of their prompts included, that '
+    'the policy did not write: the environment and the chat template did.'
+  ),
+  'tool_calls': 'Mean number of calls of tools in an episode.',
+  'tool_errors': (
+    'Mean number of calls in an episode that went wrong, or could not be read: '
+    'the policy reads why and goes on.'
+  ),
+  'parse_errors': (
+    'Mean number of other things in an episode that could not be read, such as '
+    'reasoning that is not closed.'
+  ),
+  'ended/done': 'Share of the episodes that their environment has ended.',
+  'ended/end': (
+    'Share of the episodes in which the policy ended not a turn but the whole '
+    'chat.'
+  ),
+  'ended/length': (
+    'Share of the episodes with a turn that was cut at sampler.max_tokens, '
+    'which ends them.'
+  ),
+  'ended/turns': (
+    'Share of the episodes that were cut at environment.max_turns.'
+  ),
+  'ended/tokens': (
+    'Share of the episodes that were cut at environment.episode_tokens, the '
+    'limit of what the policy writes.'
+  ),
+  'ended/context': (
+    'Share of the episodes that were cut at environment.context_tokens, the '
+    'limit of all that it writes and reads.'
+  ),
+  'env_failed': (
+    'Share of the episodes whose environment has failed. They are left out, '
+    'and are no rewards of 0.'
+  ),
+  'env_secs_p50': (
+    'Median of how long the environment of an episode takes itself.'
+  ),
+  'env_secs_max': (
+    'The longest that the environment of an episode takes itself.'
+  ),
   'entropy': (
     'How undecided the policy is at a token, as the sampler sees it; near 0, '
     'completions of a prompt hardly differ.'
@@ -277,6 +325,21 @@ _MORE = {
   'heldout_graded': monitor.Row('held-out rewards between', '%'),
   'heldout_judged': monitor.Row('held-out problems judged', '#'),
   'truncated': monitor.Row('share cut at the token limit', '%'),
+  'turns_mean': monitor.Row('turns of an episode'),
+  'episode_tokens': monitor.Row('tokens of the policy in an episode', 'tokens'),
+  'context_share': monitor.Row('share not written by the policy', '%'),
+  'tool_calls': monitor.Row('calls of tools in an episode'),
+  'tool_errors': monitor.Row('calls of tools that went wrong'),
+  'parse_errors': monitor.Row('faults of replies'),
+  'ended/done': monitor.Row('share ended by the environment', '%'),
+  'ended/end': monitor.Row('share that ended the whole chat', '%'),
+  'ended/length': monitor.Row('share cut inside a turn', '%'),
+  'ended/turns': monitor.Row('share cut at the limit of turns', '%'),
+  'ended/tokens': monitor.Row('share cut at the limit of tokens', '%'),
+  'ended/context': monitor.Row('share cut at the limit of the context', '%'),
+  'env_failed': monitor.Row('share of episodes that failed', '%'),
+  'env_secs_p50': monitor.Row('time of an environment, median', 'seconds'),
+  'env_secs_max': monitor.Row('time of an environment, longest', 'seconds'),
   'clipped_high': monitor.Row('share clipped at high ratios', '%'),
   'clipped_low': monitor.Row('share clipped at low ratios', '%'),
   'clipped_cap': monitor.Row('share clipped at the cap', '%'),

@@ -22,6 +22,7 @@ from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.data import Tokenizer
 from grpo_jax.environments import sessions
+from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.hosts import joining
@@ -91,6 +92,7 @@ class Run(Sampler):
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
   player: sessions.Player | None = None  # of an environment
+  hosts: meeting.Hosts = meeting.ALONE  # which play together
   # Between two turns of the engine; what it raises ends the sampling.
   check: Callable[[], None] = lambda: None
 
@@ -309,6 +311,8 @@ def _model_and_engine(
   alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
   cores = joining.own_cores() if alone else 1
   # It is unloaded before the updates, which donate the parameters.
+  # Which process draws a turn is not known before, nor whether it plays it.
+  shares &= not config.environment.name
   engine = engines.LocalEngine(
     model, **options, shares=shares, cores=cores, copies=False
   )

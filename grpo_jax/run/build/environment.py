@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import dataclasses
+import itertools
 from typing import Any
 
 from grpo_jax import engines
@@ -12,13 +14,18 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
+from grpo_jax.environments import tools_as_text
+from grpo_jax.episodes import history
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build.specs import EnvironmentSpec
 
 _MOST_WORKERS = 16  # by default, however many cores there are
 _GIB = 2**30
 _FIRST_TOKENS = 256  # of the narrowest width that a turn reads
+
+Tools = Sequence[Mapping[str, Any]]  # schemas
 
 
 def environment_spec(
@@ -37,14 +44,20 @@ def environment_spec(
   fields = config.environment
   if not fields.name:
     return None
-  played = fields.name if own is None else own
-  made = forms.resolve(played, fields.kwargs)
-  tokenizer.check_continuation(made.tools)
+  played = {'': (fields.name if own is None else own, fields.kwargs)}
+  played |= {name: _other(name, one) for name, one in fields.others.items()}
+  toolsets, renders = _toolsets(played), fields.history == 'template'
+  shown = toolsets if toolsets and _reads_tools(tokenizer) else [()]
+  for tools in shown:
+    tokenizer.check_continuation(tools, appends=not renders)
+  call_format = _call_format(fields.call_format, tokenizer, toolsets)
+  for tools in shown if renders else ():
+    history.check(tokenizer, call_format, tools)
   widest = max(config.data.completion_buckets)
   context = fields.context_tokens or widest
   return EnvironmentSpec(
-    played=(played, fields.kwargs),
-    call_format=_call_format(fields.call_format, tokenizer, bool(made.tools)),
+    played=played,
+    call_format=call_format,
     options=sessions.Options(
       where='here' if own is not None else fields.where,
       processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
@@ -62,30 +75,121 @@ def environment_spec(
       prompt_tokens=max(config.data.prompt_buckets),
       result_tokens=fields.result_tokens,
     ),
+    renders=renders,
     alike=fields.seed == 'group',
     failed_share=fields.failed_share,
   )
 
 
+def _other(name: str, given: Any) -> tuple[str, dict[str, Any]]:
+  """A name and arguments of `config.environment.others`.
+
+  Raises:
+    ValueError: It is something else.
+  """
+  if isinstance(given, str):
+    given = {'name': given}
+  if (
+    not name
+    or not isinstance(given, Mapping)
+    or not isinstance(given.get('name'), str)
+    or not isinstance(given.get('kwargs', {}), Mapping)
+    or not {*given} <= {'name', 'kwargs'}
+  ):
+    raise ValueError(
+      f'config.environment.others[{name!r}]={given!r:.80}; give a name such as '
+      "'my_lab.envs:Shop', or {'name': 'my_lab.envs:Shop', 'kwargs': {...}}."
+    )
+  return given['name'], dict(given.get('kwargs', {}))
+
+
+def _toolsets(played: Mapping[str, Any]) -> list[Tools]:
+  """The schemas of the tools of each environment that has some.
+
+  Raises:
+    ValueError: One cannot be used.
+  """
+  made = []
+  for name, (one, kwargs) in played.items():
+    try:
+      made.append(forms.resolve(one, kwargs))
+    except ValueError as error:
+      if not name:
+        raise
+      where = f'config.environment.others[{name!r}]'
+      raise ValueError(f'{where} cannot be used: {error}') from error
+  return [one.tools for one in made if one.tools]
+
+
 def _call_format(
-  name: str, tokenizer: Tokenizer, has_tools: bool
+  name: str, tokenizer: Tokenizer, toolsets: Sequence[Tools]
 ) -> formats.Format:
   """How the model writes calls.
 
   Raises:
-    ValueError: The template does not say, or there is no such format.
+    ValueError: The template does not say, or writes calls that the format which
+      seems to be its own cannot read; or there is no such format.
   """
+  if toolsets and not _reads_tools(tokenizer):
+    # The model is told in a text how it calls them.
+    if name not in ('auto', tools_as_text.FORMAT):
+      raise ValueError(
+        f'config.environment.call_format={name!r}, but the chat template reads '
+        'no tools, so that the model is told by a text to write calls as '
+        f"{tools_as_text.FORMAT!r}; give 'auto'."
+      )
+    return formats.find(tools_as_text.FORMAT)
   if name != 'auto':
     return formats.find(name)
   template = tokenizer.chat_template
   found = formats.guess(template.source if template else '')
-  if not found and has_tools:
+  format = formats.find(found or 'json_block')
+  if not toolsets:
+    return format
+  written, is_read = _read_back(format, tokenizer, toolsets[0])
+  if not found or not is_read:
     raise ValueError(
-      'The chat template writes calls of tools in a format that is not known '
-      'here; give config.environment.call_format, one of '
-      f"{', '.join(formats.NAMES)}, or 'module:function' of your own."
+      f'The chat template writes a call of a tool as {written!r:.200}, in a '
+      'format that is not known here; give config.environment.call_format, one '
+      f"of {', '.join(formats.NAMES)}, or 'module:function' of your own."
     )
-  return formats.find(found or 'json_block')
+  return format
+
+
+def _reads_tools(tokenizer: Tokenizer) -> bool:
+  template = tokenizer.chat_template
+  return template is not None and template.reads_tools
+
+
+def _read_back(
+  format: formats.Format,
+  tokenizer: Tokenizer,
+  tools: Tools,
+) -> tuple[str, bool]:
+  """A call as the template writes it, and whether a format reads it back."""
+  name, arguments = tools[0]['function']['name'], {'x': 'seven'}
+  call = {
+    'type': 'function',
+    'id': 'call_0',
+    'function': {'name': name, 'arguments': arguments},
+  }
+  asked = [{'role': 'user', 'content': 'Well?'}]
+  called = [{'role': 'assistant', 'content': '', 'tool_calls': [call]}]
+  answered = [{'role': 'tool', 'tool_call_id': 'call_0', 'content': 'Yes.'}]
+  before = tokenizer.begin_chat(asked, tools)
+  ids = tokenizer.begin_chat([*asked, *called, *answered], tools)
+  ends = tokenizer.turn_end_ids(tools)
+  # Behind what both have: a template may open a turn as none is written later.
+  begin = next(
+    (n for n, pair in enumerate(zip(before, ids)) if pair[0] != pair[1]),
+    min(len(before), len(ids)),
+  )
+  turn = list(itertools.takewhile(lambda one: one not in ends, ids[begin:]))
+  pieces = tokenizer.turn_pieces(turn)
+  opened = begin == len(before) and tokenizer.opens_reasoning()
+  found = formats.parse(format, pieces, opened, tools=tools).calls
+  is_read = [(one.name, one.arguments) for one in found] == [(name, arguments)]
+  return ''.join(text for text, _ in pieces), is_read
 
 
 def widths(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -113,7 +217,7 @@ def player(spec: EnvironmentSpec | None) -> Iterator[sessions.Player | None]:
   if spec is None:
     yield None
     return
-  with sessions.Player({'': spec.played}, spec.options) as made:
+  with sessions.Player(spec.played, spec.options) as made:
     yield made
 
 
@@ -132,20 +236,47 @@ def check_failures(
     )
 
 
+def _begun(spec: EnvironmentSpec, record: Mapping[str, Any]) -> str:
+  """The name of the environment that a record begins.
+
+  Raises:
+    ValueError: There is none of that name.
+  """
+  try:
+    return build_data.named(record, spec.played)
+  except ValueError as error:
+    raise ValueError(
+      f'The record {record.get("index")} cannot be used: {error}'
+    ) from error
+
+
 def play(
   spec: EnvironmentSpec,
   player: sessions.Player,
   engine: engines.Engine,
   tokenizer: Tokenizer,
   sampling: engines.Sampling,
+  max_tokens: int,
   records: Sequence[Mapping[str, Any]],
   index: Sequence[int],
   **asked: Any,
 ) -> tuple[list[list[int]], list[list[play_lib.Played]]]:
   """Plays episodes of records; see `play.play` for all arguments.
 
+  Args:
+    spec: How they are played.
+    player: Of the spec.
+    engine: Has the policy.
+    tokenizer: Of the run.
+    sampling: How tokens are drawn.
+    max_tokens: The longest turn.
+    records: What they begin with.
+    index: Of the records.
+    **asked: As for `play.play`.
+
   Raises:
-    ValueError: Too many have failed.
+    ValueError: Too many have failed, or a record names an environment that is
+      not there.
   """
   prompts, played = play_lib.play(
     records,
@@ -155,8 +286,10 @@ def play(
     player,
     spec.call_format,
     sampling,
-    spec.limits,
+    dataclasses.replace(spec.limits, turn_tokens=max_tokens),
     alike=spec.alike,
+    renders=spec.renders,
+    environments=[_begun(spec, record) for record in records],
     **asked,
   )
   check_failures(spec, played)

@@ -112,10 +112,14 @@ _KINDS = {
     lambda own: f'model {own.model.name}',
   ),
   'environment': _Kind(
-    lambda value: callable(value) or isinstance(value, list | tuple),
+    lambda value: (
+      callable(value)
+      or isinstance(value, list | tuple)
+      or hasattr(value, 'reset')
+    ),
     'an async function (policy, example), a class with reset and step, a list '
     "of typed functions as tools, or a name such as 'my_lab.envs:Wordle'",
-    lambda value: f'environment {_short_name(value)}',
+    lambda value: f'environment {_names(value)}',
   ),
 }
 
@@ -160,6 +164,8 @@ def place(
   }
   if 'method' in found:  # and so do the arguments of the method
     changes['learner.method_kwargs'] = {}
+  if 'environment' in found and config.rewards == Config().rewards:
+    changes['rewards'] = (config_lib.Reward('environment'),)
   judges = list(_rewards(rewards)) if rewards is not None else []
   if judges:
     changes['rewards'] = tuple(reward for _, reward in judges)
@@ -202,6 +208,8 @@ def _placed(argument: str, value: Any, last_turn: str) -> _Placed:
       return _Placed('')
     _check_data(argument, value, last_turn)
     record_value = record_of_data
+  elif argument == 'environment':
+    record_value = record_of_environment
   elif argument == 'method':
     # By name where there is one: such a run needs no object to go on.
     name = _short_name(value)
@@ -372,6 +380,13 @@ def _short_name(function: Callable[..., Any]) -> str:
   return called(function).__name__.strip('<>')
 
 
+def _names(environment: Any) -> str:
+  """The names of an environment, or of its tools."""
+  if isinstance(environment, list | tuple):
+    return ', '.join(map(_short_name, environment))
+  return _short_name(environment)
+
+
 def _check_arguments(
   where: str,
   function: Callable[..., Any],
@@ -441,6 +456,25 @@ def record_of_data(records: Sequence[Any]) -> Record:
   hashed = [records[index] for index in ends(len(records))]
   counts = {'length': len(records), 'items_hashed': len(hashed)}
   return _record(records, hashed, **counts)
+
+
+def record_of_environment(environment: Any) -> Record:
+  """The names of a class, a function or tools, their source, and a hash.
+
+  Args:
+    environment: As `grpo_jax.train` takes it. Of a class all of its source is
+      hashed, but not that of the classes that it inherits from.
+  """
+  parts = [environment]
+  if isinstance(environment, list | tuple):
+    parts = [*environment]
+  sources = [source(part) for part in parts]
+  return _record(
+    environment,
+    [*zip(parts, sources, strict=True)],
+    name=', '.join(map(qualified_name, parts)),
+    source='\n\n'.join(filter(None, sources)) or None,
+  )
 
 
 def _record(value: Any, hashed: Any, **facts: Any) -> Record:

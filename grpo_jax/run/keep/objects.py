@@ -138,7 +138,9 @@ def _missing(
   found: dict[str, list[str]] = {}
   for name, argument in needed.items():
     if name not in there:
-      short = re.sub('^(field|method|model|reward) ', '', _what(name))
+      short = re.sub(
+        '^(environment|field|method|model|reward) ', '', _what(name)
+      )
       found.setdefault(argument, []).append(short)
   parts = [f'{name} ({", ".join(names)})' for name, names in found.items()]
   brackets = {'rewards': '[...]', 'fields': '{...}'}

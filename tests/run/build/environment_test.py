@@ -1,6 +1,7 @@
 """The environment of a run: every field of its config, and what is refused."""
 
 import dataclasses
+import json
 import types
 
 import pytest
@@ -9,7 +10,9 @@ from grpo_jax import config as config_lib
 from grpo_jax import engines
 from grpo_jax.environments import formats
 from grpo_jax.episodes import play
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
 from tests.data import continuation_test
 from tests.data import trap_templates
@@ -21,7 +24,9 @@ SINGLE = 'tests.run.build.environment_test:single'
 GIVEN = {
   'name': SINGLE,
   'kwargs': {'text': 'a'},
+  'others': {'other': SINGLE},
   'call_format': 'xml',
+  'history': 'template',
   'seed': 'episode',
   'max_turns': 3,
   'episode_tokens': 21,
@@ -37,9 +42,11 @@ GIVEN = {
   'failed_share': 0.25,
 }
 READ = {
-  'name': lambda spec: spec.played[0],
-  'kwargs': lambda spec: spec.played[1],
+  'name': lambda spec: spec.played[''][0],
+  'kwargs': lambda spec: spec.played[''][1],
+  'others': lambda spec: {k: one for k, (one, _) in spec.played.items() if k},
   'call_format': lambda spec: spec.call_format.name,
+  'history': lambda spec: 'template' if spec.renders else 'append',
   'seed': lambda spec: 'group' if spec.alike else 'episode',
   'max_turns': lambda spec: spec.limits.turns,
   'episode_tokens': lambda spec: spec.limits.episode_tokens,
@@ -92,7 +99,25 @@ def test_what_a_config_is_silent_about_follows_from_widths():
 
 def test_an_object_is_played_here():
   spec = spec_of(made(name='<environment single given in Python>'), single)
-  assert spec.played[0] is single and spec.options.where == 'here'
+  assert spec.played[''][0] is single and spec.options.where == 'here'
+
+
+def test_a_chat_that_is_written_anew_may_be_written_otherwise():
+  def spec(source, history):
+    tokenizer = continuation_test._tokenizer(source)
+    config = made(name=SINGLE, history=history)
+    return build_environment.environment_spec(config, tokenizer)
+
+  rounds = trap_templates.ROUNDS
+  with pytest.raises(ValueError, match="set config.environment.history='temp"):
+    spec(rounds, 'append')
+  assert spec(rounds, 'template').renders
+  two_parts = trap_templates.SEPARATOR.source.replace(
+    ' m.content', " ('final ' if m.role == 'assistant' else '') + m.content"
+  )
+  assert not spec(two_parts, 'append').renders
+  with pytest.raises(ValueError, match='is not read as such a turn; set'):
+    spec(two_parts, 'template')
 
 
 def test_without_a_name_there_is_none():
@@ -140,6 +165,7 @@ def test_an_episode_is_no_longer_than_what_holds_it():
     ('sampler', 'stop_strings', ('x',)),
     ('sampler', 'ahead', 1),
     ('data', 'completion_prefix', 'x'),
+    ('data', 'too_long', 'drop'),
   ],
 )
 def test_what_episodes_cannot_do_is_refused(group, field, value):
@@ -147,6 +173,60 @@ def test_what_episodes_cannot_do_is_refused(group, field, value):
   changed = dataclasses.replace(getattr(config, group), **{field: value})
   with pytest.raises(ValueError, match=f'{group}.{field}=.*cannot be together'):
     dataclasses.replace(config, **{group: changed})
+
+
+OTHERS = {'a': SINGLE, 'b': {'name': SINGLE, 'kwargs': {'text': 'c'}}}
+
+
+def test_a_record_begins_the_environment_that_it_names():
+  spec = spec_of(made(name=SINGLE, kwargs={'text': 'x'}, others=OTHERS))
+  assert spec.played == {
+    '': (SINGLE, {'text': 'x'}),
+    'a': (SINGLE, {}),
+    'b': (SINGLE, {'text': 'c'}),
+  }
+  begun = [
+    build_environment._begun(spec, {'environment': name, 'index': 3})
+    for name in ('a', 'b', '', None)
+  ]
+  assert begun == ['a', 'b', '', ''] and not build_environment._begun(spec, {})
+  with pytest.raises(ValueError, match='record 3 cannot.* begins .*bb.*a, b;'):
+    build_environment._begun(spec, {'environment': 'bb', 'index': 3})
+  alone = spec_of(made(name=SINGLE))
+  assert not build_environment._begun(alone, {'environment': 'of the world'})
+
+
+@pytest.mark.parametrize(
+  'other, message',
+  [
+    (3, r"others\['a'\]=3; give a name such as"),
+    ({'kwargs': {}}, 'give a name such as'),
+    ({'name': SINGLE, 'seed': 3}, 'give a name such as'),
+    ('no.such.module:Thing', r"others\['a'\] cannot be used: .*no.such.module"),
+    ({'name': SINGLE, 'kwargs': {'wrong': 3}}, 'cannot be used: .*wrong'),
+  ],
+)
+def test_another_environment_that_cannot_be_used_is_refused(other, message):
+  with pytest.raises(ValueError, match=message):
+    spec_of(made(name=SINGLE, others={'a': other}))
+
+
+@pytest.mark.parametrize('known, ends', [('a', ''), ('c', "'c'.*has a, b")])
+def test_records_are_looked_at_before_the_first_rollout(known, ends, tmp_path):
+  path = tmp_path / 'some.jsonl'
+  rows = [
+    {'prompt': 'x', 'answer': '3', 'environment': name} for name in ('a', known)
+  ]
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  config = made(name=SINGLE, others=OTHERS)
+  fields = dataclasses.replace(config.data, train=str(path), heldout='')
+  config = dataclasses.replace(config, data=fields)
+  widen = lambda: build_data.with_widths(config, TOKENIZER, checks=True)
+  if not ends:
+    assert widen().data == fields
+    return
+  with pytest.raises(ValueError, match=f'Line 2 of .*{ends}'):
+    widen()
 
 
 def test_an_environment_that_is_not_there_is_refused():
@@ -159,12 +239,52 @@ def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
   spec = types.SimpleNamespace(failed_share=0.5)
   nothing: list = [None] * len(Episode._fields)
   episode = Episode(*nothing)._replace(finish=engines.ENDED)
+  accounts = [Account(failure='raised X' * (n < failed)) for n in range(4)]
   played = [
-    [play.Played(episode, None, 'raised X' * (n < failed), '', {})]
-    for n in range(4)
+    [play.Played(episode._replace(account=account), None, '')]
+    for account in accounts
   ]
   if not ends:
     build_environment.check_failures(spec, played)
     return
   with pytest.raises(ValueError, match='3 of 4 episodes have failed.*raised X'):
     build_environment.check_failures(spec, played)
+
+
+def called(text):
+  """A tokenizer whose template writes a call as a text says."""
+  source = trap_templates.ALL['tools_in_system'].source
+  calls = "'\\n<tool_call>' ~ call.function | tojson ~ '</tool_call>'"
+  assert calls in source
+  return continuation_test._tokenizer(source.replace(calls, text))
+
+
+@pytest.mark.parametrize(
+  'text, format',
+  [
+    ("'<tool_call>' ~ call.function | tojson ~ '</tool_call>'", 'hermes'),
+    (
+      "'<tool_call><function=' ~ call.function.name ~ '><parameter=x>'"
+      " ~ call.function.arguments.x ~ '</parameter></function></tool_call>'",
+      'xml',
+    ),
+    # Marks that are known, around what is not.
+    (
+      "'<tool_call>' ~ call.function.name ~ ': '"
+      " ~ call.function.arguments | tojson ~ '</tool_call>'",
+      '',
+    ),
+    ("'(' ~ call.function | tojson ~ ')'", ''),
+  ],
+)
+def test_a_format_is_that_of_the_template_which_it_reads_back(text, format):
+  tools = trap_templates.TOOLS
+  if format:
+    found = build_environment._call_format('auto', called(text), [tools])
+    assert found.name == format
+    return
+  with pytest.raises(ValueError, match='add.* not known here; give config.env'):
+    build_environment._call_format('auto', called(text), [tools])
+  # A user may know better.
+  found = build_environment._call_format('hermes', called(text), [tools])
+  assert found.name == 'hermes'

@@ -1,0 +1,192 @@
+"""Runs whose completions are episodes with an environment."""
+
+import functools
+import json
+
+import pytest
+import tokenizers
+
+import grpo_jax
+from grpo_jax.planning import dry_run
+from grpo_jax.run import policy
+from tests import runs
+
+TEMPLATE = (
+  '{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}'
+  '{% if add_generation_prompt %}<|assistant|> {% endif %}'
+)
+SPECIAL = ('<|end|>', '<|user|>', '<|assistant|>')
+
+
+@pytest.fixture(scope='module')
+def words(tmp_path_factory):
+  """The folder of a tokenizer of few words, so that turns end by chance."""
+  said = ['guess', 'higher', 'lower', '0', '1', '2', '3', '<unk>']
+  vocab = {word: number for number, word in enumerate([*SPECIAL, *said])}
+  made = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(vocab, unk_token='<unk>')
+  )
+  made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  made.add_special_tokens([*SPECIAL])
+  folder = tmp_path_factory.mktemp('words')
+  made.save(str(folder / 'tokenizer.json'))
+  (folder / 'chat_template.jinja').write_text(TEMPLATE)
+  told = {'eos_token': '<|end|>', 'pad_token': '<|end|>'}
+  (folder / 'tokenizer_config.json').write_text(json.dumps(told))
+  return folder
+
+
+async def guess(policy, example, seed):
+  """A digit below 4, in three turns."""
+  if 'fails' in example:
+    raise ValueError(example['fails'])
+  wanted, said = str(seed % 4), 'guess'
+  for _ in range(3):
+    reply = await policy.say(said)
+    if reply.text.strip() == wanted:
+      return 1.0
+    policy.reward(-0.1)
+    said = 'higher' if reply.text < wanted else 'lower'
+  return 0.0
+
+
+class Other:
+  """A single turn."""
+
+  def reset(self, example, seed):
+    return example['prompt']
+
+  def step(self, action):
+    raise AssertionError('never played')
+
+
+def config(words, **changes):
+  return runs.small(
+    **{
+      'seed': 2,
+      'steps': 2,
+      'data.chat': True,
+      'data.tokenizer': str(words),
+      'data.train': 'episodes',
+      'data.heldout': 'episodes',
+      'data.prompt_buckets': (32,),
+      'data.completion_buckets': (64,),
+      'environment.max_turns': 4,
+      'sampler.max_tokens': 6,
+      'evaluation.examples': 3,
+      **changes,
+    }
+  )
+
+
+@pytest.fixture(scope='module')
+def whole(words, tmp_path_factory):
+  """A run of two rollouts, and what its callback saw."""
+  workdir, seen = tmp_path_factory.mktemp('episodes') / 'run', []
+  grpo_jax.train(
+    config(words),
+    workdir,
+    environment=guess,
+    on_rollout=lambda step, metrics, rollout: seen.append(rollout),
+  )
+  return workdir, seen
+
+
+def test_turns_are_trained_and_what_is_said_to_them_is_not(whole):
+  _, seen = whole
+  assert len(seen) == 2
+  for rollout in seen:
+    assert rollout.reward_names == ('environment',)
+    assert rollout.batch.valid.all()
+    drawn, turns = rollout.batch.mask.sum(-1), rollout.batch.extras['turn']
+    assert (turns.max((1, 2)) >= 1).any()
+    # Between two turns stands what the environment says.
+    several = turns.max(-1) >= 1
+    assert (drawn < rollout.length)[several].all()
+
+
+def test_the_workdir_records_the_environment(whole):
+  (record,) = [
+    one
+    for name, one in json.loads((whole[0] / 'given.json').read_text()).items()
+    if 'environment' in name
+  ]
+  assert record['name'] == 'tests.run.environments_test.guess'
+  assert 'A digit below 4' in record['source']
+
+
+@pytest.mark.parametrize(
+  'environment, message',
+  [
+    (Other, 'environment Other'),
+    (None, 'was given environment'),
+    (3, 'environment=3 is of type int; give an async function'),
+  ],
+)
+def test_another_environment_is_refused(environment, message, words, whole):
+  with pytest.raises(ValueError, match=message):
+    grpo_jax.train(config(words), whole[0], environment=environment)
+
+
+def test_evaluation_plays_episodes(whole):
+  evaluate = functools.partial(
+    grpo_jax.evaluate,
+    whole[0],
+    examples=4,
+    samples=2,
+    ks=[1, 2],
+  )
+  with pytest.raises(ValueError, match='given in Python: environment .guess.'):
+    evaluate()
+  found = evaluate(environment=guess)
+  assert found['examples'] == 4 and 0 <= found['pass@1'] <= 1
+  assert found == evaluate(environment=guess)
+
+
+@pytest.mark.long
+def test_a_check_plays_with_what_a_config_names(words, tmp_path):
+  named = config(
+    words,
+    **{
+      'environment.name': 'tests.run.environments_test.guess',
+      'environment.processes': 1,
+      'rewards': ({'name': 'environment'},),
+    },
+  )
+  report = dry_run.inspect(named, tmp_path / 'none')
+  assert report['first_rollout']['not judged'] == 0
+  assert 'guess' in report['first_rollout']['prompts'][0]
+
+
+def test_records_that_a_config_names_number_episodes():
+  source = grpo_jax.data.EpisodesSource('heldout')
+  numbers = [one['number'] for one in source]
+  assert numbers == list(range(10_000, 11_000))
+  assert len({one['prompt'] for one in source}) == 1_000
+  assert len(grpo_jax.data.EpisodesSource('train')) == 10_000
+  with pytest.raises(ValueError, match="no split 'test'"):
+    grpo_jax.data.EpisodesSource('test')
+
+
+@pytest.mark.parametrize('prompt', ['guess it', '{"prompt": "x", "answer": 3}'])
+def test_samples_are_episodes(prompt, whole):
+  sample = functools.partial(grpo_jax.sample, whole[0], environment=guess)
+  found = sample([prompt], number=3)
+  assert [one['prompt'] for one in found] == [prompt] * 3
+  for one in found:
+    said = one['messages']
+    roles = ['user', 'assistant'] * (len(said) // 2)
+    assert [message['role'] for message in said] == roles
+    assert said[0]['content'] == 'guess' and one['ended'] and not one['failure']
+    shown = policy.transcript(one).splitlines()
+    assert len(shown) == len(said) + 1 and shown[0] == 'user: guess'
+    assert shown[-1].startswith(f'[{one["ended"]}')
+  assert found == sample([prompt], number=3)
+
+
+def test_a_record_reaches_the_episode_and_a_failure_is_told(whole):
+  record = {'prompt': '', 'fails': 'as asked'}
+  for given in record, json.dumps(record):
+    (one,) = grpo_jax.sample(whole[0], [given], environment=guess)
+    assert 'as asked' in one['failure'] and one['reward'] is None
+    assert 'failed: ' in policy.transcript(one) and one['ended'] == 'failed'
