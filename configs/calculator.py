@@ -21,7 +21,7 @@ async def problem(policy, example, tool=True):
     try:
       result = calculator(text)
       policy.reward(0.1)
-    except ValueError as error:
+    except ValueError:
       return 0.0
     text = (await policy.say(result)).text.strip()
   return float(text == example['answer'])

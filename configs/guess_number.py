@@ -3,11 +3,10 @@
 A transformer of 0.2M parameters, from scratch, learns to find a number.
 """
 
-import math
+import pathlib
 import random
 
 from ml_collections import ConfigDict
-import pathlib
 
 from grpo_jax.config import default
 
@@ -44,6 +43,7 @@ def method(entropy=0.02):
 
 
 def numbers():
+  """All of them; the policy is not told which one it is."""
   return [{'prompt': 'guess', 'answer': str(n)} for n in NUMBERS]
 
 
@@ -64,7 +64,7 @@ def random_guesses(number=4096):
 
 def get_config() -> ConfigDict:
   config = default()
-  config.steps = 100
+  config.steps = 150
 
   config.model.num_layers = 2
   config.model.width = 64
@@ -87,7 +87,7 @@ def get_config() -> ConfigDict:
     {'name': 'environment', 'weight': 1.0},
   )
   config.sampler.prompts = 32
-  config.sampler.group = 4
+  config.sampler.group = 8
   config.sampler.max_tokens = 2
 
   config.warm_up.steps = 40

@@ -18,7 +18,7 @@ def won(prompt, completion, example):
 
 
 def games(number):
-  """Records that differ in their numbers alone, by which opponents are drawn."""
+  """So many games: the number of a record is the seed of its opponent."""
   return [{'prompt': 'play', 'answer': ''}] * number
 
 
@@ -40,7 +40,12 @@ def random_moves(number=4096):
   return found[:number]
 
 
+def _games(number):
+  return {'name': 'tictactoe:games', 'kwargs': {'number': number}}
+
+
 def get_config() -> ConfigDict:
+  """The embedded default, for a small transformer that talks with a game."""
   config = default()
   config.steps = 60
 
@@ -52,8 +57,8 @@ def get_config() -> ConfigDict:
   config.model.rope_base = 100.0
   config.model.unroll = True
 
-  config.data.train = ({'name': 'tictactoe:games', 'kwargs': {'number': 4096}},)
-  config.data.heldout = ({'name': 'tictactoe:games', 'kwargs': {'number': 256}},)
+  config.data.train = (_games(4096),)
+  config.data.heldout = (_games(256),)
   config.data.tokenizer = str(pathlib.Path(__file__).parent / 'board')
   config.data.chat = True
   config.data.prompt_buckets = (16, 64)
