@@ -1,6 +1,13 @@
 """grpo-jax train --config=configs/guess_number.py --workdir=runs/guess
 
-A transformer of 0.2M parameters, from scratch, learns to find a number.
+A transformer of 87,000 parameters, from scratch, learns to find a number from 0
+to 31 in six turns, in which it is told 'higher' or 'lower'. No download, no
+accelerator. What a guess rules out for sure is the reward of its turn, and .5
+comes on top if the number is found.
+
+A supervised warm-up shows how to answer, by numbers that are drawn at random.
+Then 2 of the 32 numbers are found; halving finds all. grpo_jax/environments
+has the curve.
 """
 
 import pathlib
@@ -63,6 +70,7 @@ def random_guesses(number=4096):
 
 
 def get_config() -> ConfigDict:
+  """The embedded default, for a small transformer that talks with a game."""
   config = default()
   config.steps = 150
 
@@ -98,7 +106,7 @@ def get_config() -> ConfigDict:
   config.learner.anchor = 'sampler'
   config.learner.batches = 1
   config.learner.epochs = 6
-  config.optim.lr = 2e-3
+  config.optim.lr = 1.2e-3
   config.optim.warmup_steps = 5
   config.optim.decay = 'warmup-stable-decay'
   config.optim.weight_decay = 0.0

@@ -72,3 +72,23 @@ def test_the_words_of_the_game_are_tokens_of_their_own():
       ids += TOKENIZER.continue_chat([new])
     assert ids == TOKENIZER.encode_prompt(chat) and unknown not in ids
     assert len(TOKENIZER.encode(shown['answer'])) == 1
+
+
+def test_random_games_show_legal_moves():
+  """The warm-up of the game: what was read, and a move that was offered."""
+  pytest.importorskip('pyspiel')
+  board = data.Tokenizer.from_folder(
+    CONFIGS / 'board', prompt_format=data.PromptFormat(chat=True)
+  )
+  unknown = board.backend.token_to_id('<unk>')
+  for shown in module('tictactoe').random_moves(50):
+    said = shown['prompt'][-1]['content']
+    assert shown['answer'] in said.partition('Legal moves: ')[2].split(', ')
+    assert unknown not in board.encode_prompt(shown['prompt'])
+    assert len(board.encode(shown['answer'])) == 1
+
+
+def test_only_a_won_game_counts_as_won():
+  won = module('tictactoe').won
+  for reward, counts in ((1.0, 1.0), (0.0, 0.0), (-1.0, 0.0), (None, 0.0)):
+    assert won('', '', {'episode': {'reward': reward}}) == counts
