@@ -1,5 +1,6 @@
 """Several processes, here threads, that play episodes together."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -15,6 +16,8 @@ from grpo_jax.hosts import stop_signal
 from grpo_jax.run import judging
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build.specs import EnvironmentSpec
+from tests.data import continuation_test
+from tests.data import trap_templates
 from tests.episodes import play_test
 from tests.episodes.play_test import LIMITS
 from tests.episodes.play_test import SAMPLING
@@ -44,17 +47,27 @@ async def forking(policy, example, seed):
     said = 'more'
 
 
-def play(environment, hosts=meeting.ALONE):
+THINKING = continuation_test._tokenizer(trap_templates.THINKING.source)
+
+
+def thinking(request, number):
+  """Says which turn it is, behind a thought that the template leaves out."""
+  thought = THINKING.encode('<think>7</think>')
+  return [*thought, *play_test.counting(request, number)]
+
+
+def play(environment, hosts=meeting.ALONE, renders=False):
   """The requests, the prompts and the episodes, as one process knows them."""
-  engine = FakeEngine(play_test.counting, engines.Capabilities(entropy=True))
+  answer = thinking if renders else play_test.counting
+  engine = FakeEngine(answer, engines.Capabilities(entropy=True))
   engine.load(None, 3)
   options = sessions.Options(where='here')
   with sessions.Player({'': environment}, options) as player:
     prompts, played = build_environment.play(
-      SPEC,
+      dataclasses.replace(SPEC, renders=renders),
       player,
       engine,
-      TOKENIZER,
+      THINKING if renders else TOKENIZER,
       SAMPLING,
       SPEC.limits.turn_tokens,
       RECORDS,
@@ -67,17 +80,18 @@ def play(environment, hosts=meeting.ALONE):
   return engine.requests, prompts, played
 
 
-def together(environment, number=3):
+def together(environment, number=3, renders=False):
   """What `play` returns, or raises, in each of several processes.
 
   Args:
     environment: `(rank) -> environment`.
     number: Of processes.
+    renders: See `play.play`.
   """
 
   def body(peers):
     hosts = judging.hosts(peers, stop_signal.Stop())
-    return play(environment(peers.rank), hosts)
+    return play(environment(peers.rank), hosts, renders)
 
   return processes_test.run(body, number)[0]
 
@@ -101,11 +115,17 @@ def assert_episodes_equal(found, wanted):
       np.testing.assert_array_equal(one, other, err_msg=name)
 
 
-@pytest.mark.parametrize('number', [2, 3, 7])
-def test_several_play_what_one_plays(number):
+@pytest.mark.parametrize(
+  'number, renders',
+  [
+    *((number, False) for number in (2, 3, 7)),
+    pytest.param(3, True, marks=pytest.mark.long),
+  ],
+)
+def test_several_play_what_one_plays(number, renders):
   """Some of seven have no record at all."""
-  requests, prompts, played = play(forking)
-  ends = together(lambda rank: forking, number)
+  requests, prompts, played = play(forking, renders=renders)
+  ends = together(lambda rank: forking, number, renders)
   owner = np.arange(len(RECORDS)) * number // len(RECORDS)
   assert len({*owner}) == min(number, len(RECORDS))
   for rank, end in enumerate(ends):
