@@ -115,6 +115,14 @@ def assert_episodes_equal(found, wanted):
       np.testing.assert_array_equal(one, other, err_msg=name)
 
 
+def test_a_run_that_writes_chats_anew_leaves_out_thoughts():
+  requests, _, _ = play(forking, renders=True)
+  (thought,) = THINKING.encode('<think>')
+  text = [TOKENIZER.decode_whole(one.ids) for one in requests]
+  assert any('1<|im_end|>' in one and 'more' in one for one in text)
+  assert not any(thought in one.ids for one in requests)
+
+
 @pytest.mark.parametrize(
   'number, renders',
   [
