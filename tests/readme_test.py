@@ -57,7 +57,7 @@ def test_the_first_page_is_short():
 
 # The code. Every block of Python is run by one of the tests below.
 RUN_BELOW = {
-  'README.md': 3,
+  'README.md': 4,
   'configs/README.md': 1,
   'grpo_jax/diagnostics/README.md': 1,
   'grpo_jax/environments/README.md': 4,
@@ -117,7 +117,7 @@ def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-  'page, number', [('README.md', 1), ('grpo_jax/losses/README.md', 0)]
+  'page, number', [('README.md', 2), ('grpo_jax/losses/README.md', 0)]
 )
 def test_the_examples_of_a_loss_run(page, number):
   gradient = run(blocks(page, 'python')[number])['gradient']
@@ -159,7 +159,12 @@ def test_the_examples_of_environments_are_played():
     policy = scripted.Scripted(replies, tools=made.tools, **options)
     return asyncio.run(made.make()(policy, example or {}, 0)), policy
 
+  (first,) = (x for x in blocks('README.md', 'python') if 'def guess' in x)
+  first = forms.resolve(run(first)['guess']).make()
+
   for number in range(32):
+    policy = scripted.Scripted(bisect)
+    assert asyncio.run(first(policy, {}, 32 + number)) == 1.0
     assert play(guess['guess'], bisect, {'number': number})[0] == 1.0
   assert play(guess['guess'], ['seven'], {'number': 7})[0] == 0.0
 
@@ -180,6 +185,14 @@ def test_the_examples_of_environments_are_played():
   assert said[2:4] == ['3', 'You have spent 3.']
   again = [buy + buy, 'so']
   assert play(shop['Shop'], again, {'budget': 3}, format='hermes')[0] == 0.0
+
+
+def test_tests_that_pages_name_are_there():
+  names = re.findall(r'`([\w/]+\.py)::(\w+)`', text('tests/README.md'))
+  assert len(names) > 30
+  for path, name in names:
+    code = (ROOT / 'tests' / path).read_text()
+    assert f'\ndef {name}(' in code, f'{path}::{name}'
 
 
 def test_the_table_of_formats_is_whole():
@@ -217,7 +230,7 @@ def test_the_example_of_an_audit_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   'page, number, loop',
   [
-    ('README.md', 2, 'optax'),
+    ('README.md', 3, 'optax'),
     ('grpo_jax/optim/README.md', 0, 'optax'),
     ('grpo_jax/optim/README.md', 1, 'nnx'),
   ],

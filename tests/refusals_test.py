@@ -83,8 +83,13 @@ CONFIG = [
   ({'workers.wall_limit_secs': -1.0}, 'workers.wall_limit_secs=-1.0'),
   ({'workers.memory_limit_gib': 0.0}, 'workers.memory_limit_gib=0.0'),
   ({'workers.memory_limit_gib': 0.01}, 'in which Python does not start'),
+  (
+    {'environment.history': 'x'},
+    "environment.history='x'; give one of append, template.",
+  ),
   ({'environment.seed': 'x'}, "environment.seed='x'; give one of group,"),
   ({'environment.where': 'x'}, "environment.where='x'"),
+  ({'environment.others': {'a': 'b:c'}}, 'without environment.name'),
   ({'environment.max_turns': 0}, 'environment.max_turns=0'),
   ({'environment.episode_tokens': -1}, 'environment.episode_tokens=-1'),
   ({'environment.context_tokens': -1}, 'environment.context_tokens=-1'),

@@ -8,7 +8,6 @@ from typing import Any
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
-from grpo_jax.episodes import meeting
 from grpo_jax.run import judging
 from grpo_jax.run import policy as policies
 
@@ -22,6 +21,7 @@ def run_eval(arguments: Arguments) -> None:
       arguments.checkpoint,
       to_evaluate=True,
       peers=peers,
+      stop=together.STOP,
     )
     summary = policies.evaluate(
       policy,
@@ -32,7 +32,6 @@ def run_eval(arguments: Arguments) -> None:
       max_tokens=arguments.max_tokens,
       completions=arguments.completions if peers.is_first else None,
       judging=judging.shared(peers, together.STOP),
-      hosts=judging.hosts(peers, together.STOP),
     )
     printing.show_json(summary) if arguments.json else show(summary)
 
@@ -71,7 +70,11 @@ def run_sample(arguments: Arguments) -> None:
   """`grpo-jax sample`."""
   with together.joined(arguments) as peers:
     policy = policies.load(
-      arguments.config, arguments.workdir, arguments.checkpoint, peers=peers
+      arguments.config,
+      arguments.workdir,
+      arguments.checkpoint,
+      peers=peers,
+      stop=together.STOP,
     )
     typed = prompts(arguments.prompt, arguments.prompts)
     write(
@@ -81,7 +84,6 @@ def run_sample(arguments: Arguments) -> None:
       arguments.temperature,
       arguments.max_tokens,
       arguments.json,
-      judging.hosts(peers, together.STOP),
     )
 
 
@@ -92,10 +94,9 @@ def write(
   temperature: float | None = None,
   max_tokens: int | None = None,
   as_json: bool = False,
-  hosts: meeting.Hosts = meeting.ALONE,
 ) -> None:
   """Prints completions of prompts; a single one of each as it is drawn."""
-  limits = temperature, max_tokens, hosts
+  limits = temperature, max_tokens
   if number == 1 and not as_json:
     for piece in policies.stream(policy, typed, *limits):
       printing.say(piece, end='')

@@ -143,6 +143,7 @@ _KNOWN = {
   'log.display': ('auto', 'rich', 'plain', 'none'),
   'log.wandb_mode': ('online', 'offline'),
   'early_stop.mode': ('max', 'min'),
+  'environment.history': ('append', 'template'),
   'environment.seed': ('group', 'episode'),
   'environment.where': ('workers', 'here'),
 }
@@ -436,6 +437,11 @@ def _checks_of_environment(config: Any):
   """As `checks`, of what the policy talks to."""
   fields, rewards = config.environment, [x.name for x in config.rewards]
   if not fields.name:
+    yield (
+      not fields.others,
+      f'environment.others={fields.others!r:.60} without environment.name; '
+      'name the usual one',
+    )
     yield (
       'environment' not in rewards,
       "a reward with name='environment' without environment.name; name the "

@@ -360,15 +360,28 @@ class Environment:
   name: str = field(
     '',
     "The environment: your own as 'module:Thing', or one of another package, "
-    "as 'textarena:NAME'; see grpo_jax/environments/README.md. '': none, and "
+    "as 'textarena:NAME'; see the README of environments. '': none, and "
     'each completion is a single turn.',
   )
   kwargs: dict[str, Any] = field({}, 'Arguments of the environment.')
+  others: dict[str, Any] = field(
+    {},
+    'More environments, by the names that records have in their field '
+    "'environment': {'wordle': 'textarena:Wordle-v0'}, or with arguments "
+    "{'shop': {'name': 'my_lab.envs:Shop', 'kwargs': {'goods': 5}}}. Records "
+    'without the field begin environment.name.',
+  )
   call_format: str = field(
     'auto',
     "How the model writes calls of tools: 'hermes', 'xml', 'llama_json', "
     "'pythonic', 'gemma', 'json_block', or your own as 'module:function'. "
     "'auto' reads it from the chat template.",
+  )
+  history: str = field(
+    'append',
+    "What a turn reads of those before it: 'append' all that was read and "
+    "sampled, as it was; 'template' the whole chat as the chat template writes "
+    'it then, which may leave out what was thought in earlier turns.',
   )
   seed: str = field(
     'group',

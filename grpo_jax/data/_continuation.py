@@ -13,10 +13,13 @@ that write something else behind a longer chat are found, and refused, by
 `check`.
 """
 
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import itertools
 import json
+import re
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
@@ -50,6 +53,11 @@ _REASONING = (
   ('<|START_THINKING|>', '<|END_THINKING|>'),
   ('<|channel>', '<channel|>'),
 )
+# What templates call the reasoning of a message, and how they read it.
+_REASONING_FIELDS = 'reasoning_content', 'reasoning', 'thinking'
+_REASONING_FIELD = re.compile(
+  rf"""(?:\w\.|[("'[]["']?)({'|'.join(_REASONING_FIELDS)})\b"""
+)
 
 
 class WritesChats(_spelled.Encodes, Protocol):
@@ -74,9 +82,17 @@ class TurnEnd(NamedTuple):
   text: str
 
 
-def begin(tokenizer: WritesChats, prompt: Prompt, tools: Tools) -> list[int]:
+def begin(
+  tokenizer: WritesChats,
+  prompt: Prompt,
+  tools: Tools,
+  sampled: Collection[int] = (),
+) -> list[int]:
   """See `Tokenizer.begin_chat`."""
-  aside = _spelled.set_aside(tokenizer, _read(prompt))
+  # Where reasoning has a field of its own, no text has marks of it.
+  has_field = reasoning_field(tokenizer)
+  marks = () if has_field else [*itertools.chain(*_REASONING)]
+  aside = _spelled.set_aside(tokenizer, _read(prompt), sampled, marks)
   return _spelled.encode(
     tokenizer, _text(tokenizer, aside.messages, tools), aside
   )
@@ -111,15 +127,16 @@ def go_on(
   return ids if cut and not closing else ids[1:]
 
 
-def check(tokenizer: WritesChats, tools: Tools) -> None:
+def check(tokenizer: WritesChats, tools: Tools, appends: bool) -> None:
   """See `Tokenizer.check_continuation`."""
-  _check_new(tokenizer, tools, [{'role': 'user', 'content': _NEXT}])
+  asked = [{'role': 'user', 'content': _NEXT}]
+  _check_new(tokenizer, tools, asked, appends)
   if not tools:
     return
   _check_descriptions(tokenizer, tools)
   results = [_result(tools, _NEXT), _result(tools, _LATER)]
-  _check_new(tokenizer, tools, results[:1])
-  _check_new(tokenizer, tools, results)
+  _check_new(tokenizer, tools, results[:1], appends)
+  _check_new(tokenizer, tools, results, appends)
 
 
 def turn_ends(tokenizer: WritesChats, tools: Tools) -> tuple[int, ...]:
@@ -199,6 +216,36 @@ def reasoning_marks(tokenizer: WritesChats) -> tuple[str, str]:
   source = template.source if template else ''
   marks = (pair for pair in _REASONING if any(mark in source for mark in pair))
   return next(marks, ('', ''))
+
+
+def reasoning_field(tokenizer: WritesChats) -> str:
+  """Where a message holds its reasoning; '' if the template knows no field."""
+  template = tokenizer.chat_template
+  found = _REASONING_FIELD.findall(template.source if template else '')
+  return next((name for name in _REASONING_FIELDS if name in found), '')
+
+
+def turn_message(
+  tokenizer: WritesChats,
+  whole: str,
+  text: str,
+  reasoning: str,
+  calls: Sequence[Mapping[str, Any]],
+) -> Message:
+  """See `Tokenizer.turn_message`."""
+  message: dict[str, Any] = {'role': 'assistant', 'content': text}
+  field = reasoning_field(tokenizer)
+  if reasoning and field:
+    message[field] = reasoning
+  elif not field and not calls:
+    message['content'] = whole  # as it was spelled
+  elif reasoning:
+    marks = reasoning_marks(tokenizer)
+    opening, closing = marks if any(marks) else _REASONING[0]
+    message['content'] = f'{opening}\n{reasoning}\n{closing}\n\n{text}'
+  if calls:
+    message['tool_calls'] = [*calls]
+  return message
 
 
 def opens_reasoning(tokenizer: WritesChats) -> bool:
@@ -373,7 +420,7 @@ def _lost(role: str, text: str) -> ValueError:
 
 
 def _check_new(
-  tokenizer: WritesChats, tools: Tools, new: Sequence[Message]
+  tokenizer: WritesChats, tools: Tools, new: Sequence[Message], appends: bool
 ) -> None:
   """Checks that messages can follow a turn of the assistant.
 
@@ -383,12 +430,12 @@ def _check_new(
   end = turn_end(tokenizer, tools, new[0]['role'] == 'tool')
   short = _behind(tokenizer, new, tools)
   long = _behind(tokenizer, new, tools, _LONG)
-  if short != long:
+  if appends and short != long:
     raise ValueError(
       'The chat template writes a message otherwise behind a short chat'
       f' ({short!r:.80}) than behind a longer one ({long!r:.80}), so that a'
       ' chat cannot grow at its end alone; take a model whose template does not'
-      ' look back.'
+      " look back, or set config.environment.history='template'."
     )
   _, _, rest = short.partition(end.text)
   for message in new:

@@ -10,6 +10,7 @@ that knows the tokens by these names alone encodes the whole.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
@@ -76,17 +77,25 @@ class SetAside(NamedTuple):
   renamed: Renamed | None = None
 
 
-def set_aside(tokenizer: Encodes, messages: Sequence[Message]) -> SetAside:
-  """Takes special tokens out of what users and tools have written.
+def set_aside(
+  tokenizer: Encodes,
+  messages: Sequence[Message],
+  sampled: Collection[int] = (),
+  marks: Collection[str] = (),
+) -> SetAside:
+  """Takes special tokens out of what users, tools and models have written.
 
   Args:
     tokenizer: The one that will encode the chat.
     messages: They stay as they are.
+    sampled: The numbers of those that a model has sampled.
+    marks: Special tokens that stay in these.
   """
   special = _special(tokenizer)
   theirs = [
-    not is_by_assistant(one) and one.get('role') not in _TRUSTED
-    for one in messages
+    place in sampled
+    or (not is_by_assistant(one) and one.get('role') not in _TRUSTED)
+    for place, one in enumerate(messages)
   ]
   texts = [
     leaf
@@ -99,18 +108,27 @@ def set_aside(tokenizer: Encodes, messages: Sequence[Message]) -> SetAside:
   renamed = _renamed(tokenizer.backend, special)
   spelled: dict[str, str] = {}
 
-  def name(match: re.Match[str]) -> str:
+  def name(match: re.Match[str], stays: Collection[str]) -> str:
+    if match[0] in stays:
+      return match[0]
     spelled[found := f'{renamed.secret}n{len(spelled)}n'] = match[0]
     return found
 
+  def replacing(stays: Collection[str]) -> Callable[[str], str]:
+    named = functools.partial(name, stays=stays)
+    return lambda text: renamed.pattern.sub(named, text)
+
+  stay = [marks if place in sampled else () for place in range(len(messages))]
   replaced = [
     {
       field: value
       if field in ('role', 'tools') or not untrusted
-      else _replaced(value, lambda text: renamed.pattern.sub(name, text))
+      else _replaced(value, replace)
       for field, value in message.items()
     }
-    for message, untrusted in zip(messages, theirs, strict=True)
+    for message, untrusted, replace in zip(
+      messages, theirs, map(replacing, stay), strict=True
+    )
   ]
   return SetAside(replaced, spelled, renamed)
 

@@ -1,5 +1,6 @@
 """Text to token ids and back."""
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -235,7 +236,10 @@ class Tokenizer:
     return text + begun
 
   def begin_chat(
-    self, messages: Prompt, tools: Sequence[Mapping[str, Any]] = ()
+    self,
+    messages: Prompt,
+    tools: Sequence[Mapping[str, Any]] = (),
+    sampled: Collection[int] = (),
   ) -> list[int]:
     """Token ids of a chat that is to have several turns, up to the first one.
 
@@ -246,6 +250,8 @@ class Tokenizer:
     Args:
       messages: all of them, or a text by the user. They stay as they are.
       tools: descriptions of tools, as templates read them.
+      sampled: the numbers of messages that the model has sampled (see
+        `turn_message`). They too spell plain text, but for marks of reasoning.
 
     Returns:
       Ids, those of `prompt_format.completion_prefix` included.
@@ -253,7 +259,27 @@ class Tokenizer:
     Raises:
       ValueError: see `encode_prompt`.
     """
-    return _continuation.begin(self, messages, tools)
+    return _continuation.begin(self, messages, tools, sampled)
+
+  def turn_message(
+    self,
+    whole: str,
+    text: str,
+    reasoning: str = '',
+    calls: Sequence[Mapping[str, Any]] = (),
+  ) -> Mapping[str, Any]:
+    """A turn that was sampled, as a message that the chat template reads.
+
+    Reasoning has a field of its own if the template reads one, as that of
+    Qwen3 does; otherwise it stands in the text, between its marks.
+
+    Args:
+      whole: all that was sampled, as a text.
+      text: what was said in it.
+      reasoning: what was thought.
+      calls: of tools, as templates read them.
+    """
+    return _continuation.turn_message(self, whole, text, reasoning, calls)
 
   def continue_chat(
     self,
@@ -285,11 +311,15 @@ class Tokenizer:
     """
     return _continuation.go_on(self, new, tools, cut, opened_reasoning)
 
-  def check_continuation(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+  def check_continuation(
+    self, tools: Sequence[Mapping[str, Any]] = (), appends: bool = True
+  ) -> None:
     """Checks that chats can go on by `continue_chat`.
 
     Args:
       tools: descriptions of the tools that the chats will have.
+      appends: whether what stands between turns must not depend on earlier
+        messages; False if the whole chat is to be rendered anew each turn.
 
     Raises:
       ValueError: prompts are no chats; the chat template does not end a turn of
@@ -297,7 +327,7 @@ class Tokenizer:
         earlier messages; or there are tools, and it leaves out their
         descriptions, calls or results.
     """
-    _continuation.check(self, tools)
+    _continuation.check(self, tools, appends)
 
   def turn_end_ids(
     self, tools: Sequence[Mapping[str, Any]] = ()

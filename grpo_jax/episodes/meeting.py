@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import engines
+from grpo_jax.episodes import transcript
 
 
 class Hosts(NamedTuple):
@@ -98,7 +99,7 @@ class Meeting:
       return
     whole = np.concatenate([call.ids, drawn.ids])
     known = self._known.setdefault(call.number, [])
-    known[:] = [x for x in known if _common(x, whole) < len(x)]
+    known[:] = [x for x in known if transcript.shared(x, whole) < len(x)]
     known.append(whole)
 
   def _without_known(
@@ -107,7 +108,9 @@ class Meeting:
     """Calls with the ids that are new, and where the others are known."""
     said = []
     for call in calls:
-      lengths = [_common(x, call.ids) for x in self._known.get(call.number, [])]
+      lengths = [
+        transcript.shared(x, call.ids) for x in self._known.get(call.number, [])
+      ]
       length = max(lengths, default=0)
       place = lengths.index(length) if lengths else 0
       said.append((call._replace(ids=call.ids[length:]), place, length))
@@ -118,10 +121,3 @@ class Meeting:
       return call
     known = self._known[call.number][place][:length]
     return call._replace(ids=np.concatenate([known, call.ids]))
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-  """With how many equal ids two lists begin."""
-  length = min(len(one), len(other))
-  differ = np.flatnonzero(one[:length] != other[:length])
-  return int(differ[0]) if len(differ) else length

@@ -23,6 +23,7 @@ from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
 from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.base import Reply
+from grpo_jax.episodes import history
 from grpo_jax.episodes import meeting as meeting_lib
 from grpo_jax.episodes import transcript as transcript_lib
 from grpo_jax.episodes.meeting import Call
@@ -114,8 +115,10 @@ def play(
   rollout: int,
   purpose: str = 'sample',
   alike: bool = True,
+  environments: Sequence[str] = (),
   check: Callable[[], None] = lambda: None,
   hosts: meeting_lib.Hosts = meeting_lib.ALONE,
+  renders: bool = False,
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """Plays G episodes of each of P records.
 
@@ -134,10 +137,14 @@ def play(
     purpose: See `engines.requests`. What is no sample begins alike in every
       rollout, so that its results can be compared.
     alike: Whether all episodes of a record begin with one seed.
+    environments: Which of those that the player knows each record begins; ()
+      is the one whose name is ''.
     check: Called between two turns of the engine; what it raises ends it all.
     hosts: The processes that play. Each knows the tokens of the episodes that
       it has played (`Episode.holder`), and of the others how they have ended.
       The engine must give all of them all that it draws.
+    renders: Whether each turn reads the whole chat as the template writes it
+      then, in the place of what it has read and sampled and what is new.
 
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
@@ -152,10 +159,11 @@ def play(
   for p, g in np.ndindex(len(records), group):
     if own[p]:
       start = int(starts[p, 0 if alike else g])
-      begin = events.Begin(p * group + g, records[p], start, '')
+      name = environments[int(p)] if environments else ''
+      begin = events.Begin(p * group + g, records[p], start, name)
       live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
       player.begin(begin)
-  rounds = _Rounds(live, tokenizer, player, call_format, limits)
+  rounds = _Rounds(live, tokenizer, player, call_format, limits, renders)
   meeting, number = meeting_lib.Meeting(hosts), len(records) * group
   while calls := meeting.calls(rounds.asked):
     drawn = _drawn(engine, calls, number, sampling, group, check)
@@ -179,7 +187,9 @@ class _Rounds:
     player: sessions.Player,
     call_format: formats.Format,
     limits: Limits,
+    renders: bool,
   ):
+    self._renders = renders
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
@@ -247,21 +257,12 @@ class _Rounds:
       waiting: How many other turns of the episode are in this round.
     """
     path, transcript = one.contexts[event.context], one.transcript
-    last = transcript.last(path)
     messages = [self._shortened(message) for message in event.messages]
-    if last is None:
+    if transcript.last(path) is None:
       one.tools = one.tools or event.tools
-      written = self._written(messages, one.tools)
-      ids = self._tokenizer.begin_chat(written, self._shown(one))
-    else:
-      # A stop string ends a turn without an end token, as a limit does.
-      cut = last.sampled.finish != engines.ENDED
-      is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
-      ids = self._tokenizer.continue_chat(
-        self._written(messages), self._shown(one), cut, is_open
-      )
+    ids, kept = self._read(one, path, messages)
     limits, drawn = self._limits, transcript.drawn() + one.asked
-    whole = np.concatenate([transcript.ids(path), np.asarray(ids, np.int32)])
+    whole = np.concatenate([transcript.ids(path)[:kept], ids])
     room = {
       'turns': limits.turns - transcript.turns - waiting,
       'tokens': limits.episode_tokens - drawn,
@@ -273,12 +274,43 @@ class _Rounds:
       one.ended = one.ended or met[0]
       self._player.cancel(event.episode, one.ended)
       return None
-    transcript.read(path, ids, messages)
+    transcript.read(path, ids, messages, kept)
     most = min(limits.turn_tokens, room['tokens'], room['context'])
     limit = min(most, event.max_tokens or most)
     one.asked += limit
     key, is_first = transcript.contexts[path].key, not transcript.turns
     return Call(event.episode, event.context, whole, key, limit, is_first)
+
+  def _read(
+    self, one: _Live, path: Path, messages: Sequence[Mapping[str, Any]]
+  ) -> tuple[np.ndarray, int | None]:
+    """What a context reads next.
+
+    Returns:
+      New ids, i32[n]; and how many of what the context has they follow, None
+      for all of them.
+    """
+    transcript, shown = one.transcript, self._shown(one)
+    last = transcript.last(path)
+    if last is None:
+      written = self._written(messages, one.tools)
+      ids = self._tokenizer.begin_chat(written, shown)
+      return np.array(ids, np.int32), None
+    if self._renders:
+      parts = transcript.parts(path)
+      whole = history.ids(
+        self._tokenizer, parts, messages, one.tools, self._written, shown
+      )
+      if whole is not None:
+        kept = transcript.kept(path, whole)
+        return whole[kept:], kept
+    # A stop string ends a turn without an end token, as a limit does.
+    cut = last.sampled.finish != engines.ENDED
+    is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
+    ids = self._tokenizer.continue_chat(
+      self._written(messages), shown, cut, is_open
+    )
+    return np.array(ids, np.int32), None
 
   def answer(self, call: Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
@@ -286,7 +318,6 @@ class _Rounds:
     one.asked -= call.limit
     pieces = self._tokenizer.turn_pieces(sampled.ids)
     text = ''.join(text for text, _ in pieces)
-    turn = one.transcript.add(one.contexts[call.context], sampled, text)
     cut = sampled.finish == engines.TRUNCATED
     parsed = formats.parse(
       self._format,
@@ -296,6 +327,10 @@ class _Rounds:
       one.tools,
       self._special,
     )
+    path, said = one.contexts[call.context], {}
+    if self._renders:
+      said = history.message(self._tokenizer, parsed, text, self._shown(one))
+    turn = one.transcript.add(path, sampled, text, said)
     one.last_text = parsed.text
     if one.ended:
       return  # by another turn of this round

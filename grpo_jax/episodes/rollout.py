@@ -21,6 +21,7 @@ from grpo_jax import losses
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.data import Tokenizer
 from grpo_jax.data import prompt_text
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.episodes.types import episode_of
@@ -344,11 +345,18 @@ def make_rollout(
     judge_secs=by_reward(scores.secs),
     holder=holders(episodes),
     previous=array('previous', np.int32, lambda n: np.arange(-1, n - 1)),
-    accounts=[[one.account for one in group] for group in episodes]
-    if every[0].account is not None
-    else (),
+    accounts=_accounts(episodes),
     **described,
   )
+
+
+def _accounts(episodes: Episodes) -> Sequence[Sequence[Account]]:
+  """[P][G], what is told of episodes; () of those that nobody has played."""
+  told = [
+    [one.account for one in group if one.account is not None]
+    for group in episodes
+  ]
+  return told if told[0] else ()
 
 
 def demonstrations(

@@ -238,11 +238,14 @@ _LACKING: dict[str, Callable[[Rollout], Any]] = {
   ),
   # What all processes know, each of them holds by turns.
   'holder': lambda part: np.arange(len(part.prompts)) % jax.process_count(),
-  'previous': lambda part: np.broadcast_to(
-    np.arange(-1, part.batch.mask.shape[-1] - 1, dtype=np.int32),
-    part.batch.mask.shape,
-  ),
+  'previous': lambda part: _straight(part),
 }
+
+
+def _straight(rollout: Rollout) -> np.ndarray:
+  """The `previous` of completions that do not branch; 0 behind each end."""
+  place = np.arange(rollout.batch.mask.shape[-1], dtype=np.int32)
+  return np.where(place < rollout.length[..., None], place - 1, 0)
 
 
 def _with_turns(rollout: Rollout) -> Rollout:

@@ -218,7 +218,7 @@ def extras_in(path: str | os.PathLike) -> set[str]:
     names = parquet.read_schema(os.fspath(path)).names
   except (pa.ArrowException, OSError) as error:
     raise _no_rollout(str(path)) from error
-  fields = [_FIELDS.get(name, name) for name in names]
+  fields = [*map(_field, names)]
   marked = [name for name in fields if name.startswith(_EXTRAS)]
   return {name.removeprefix(_EXTRAS) for name in marked}
 
@@ -299,6 +299,11 @@ def _read_accounts(table, group: int) -> Sequence[Sequence[Account]]:
   return [every[k : k + group] for k in range(0, len(every), group)]
 
 
+def _field(column: str) -> str:
+  """The field of the batch that a column holds."""
+  return _FIELDS.get(column, column)
+
+
 def _part_names(rollout: Rollout) -> list[str]:
   """A name for the column of each reward function."""
   number, names = rollout.batch.reward_parts.shape[-1], rollout.reward_names
@@ -374,7 +379,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   held = [
     column
     for column, (_, _, cut) in metadata['arrays'].items()
-    if cut and _FIELDS.get(column, column) not in KNOWN_TO_ALL
+    if cut and _field(column) not in KNOWN_TO_ALL
   ] + ['completion']
   names = [name for name in file.schema_arrow.names if name not in held]
   table, own_rows = file.read(names), _rows(file, held, own)
@@ -386,7 +391,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
   width = next(
     tail[0]
     for column, (_, tail, _) in metadata['arrays'].items()
-    if _FIELDS.get(column, column) == 'mask'
+    if _field(column) == 'mask'
   )
   # Past a completion's length the file holds nothing: zeros stay there.
   fields, extras, parts, failures = {}, {}, [], []
@@ -406,7 +411,7 @@ def _rollout(file, metadata: dict[str, Any], share) -> Rollout:
       if name in table.column_names:
         texts = [text or '' for text in table[name].to_pylist()]
         failures.append(np.array(texts, object))
-    elif (field := _FIELDS.get(column, column)).startswith(_EXTRAS):
+    elif (field := _field(column)).startswith(_EXTRAS):
       extras[field.removeprefix(_EXTRAS)] = values
     else:
       fields[field] = values

@@ -216,7 +216,6 @@ def evaluate(
     environment=environment,
   )
   with _quiet(), joining.joined() as peers:
-    stop = stop_signal.Stop()
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, True, peers
     )
@@ -229,8 +228,7 @@ def evaluate(
       max_tokens,
       completions if peers.is_first else None,
       answer,
-      judging.shared(peers, stop),
-      judging.hosts(peers, stop),
+      judging.shared(peers, stop_signal.Stop()),
     )
 
 
@@ -282,10 +280,7 @@ def sample(
     policy = policies.load(
       resolved, os.fspath(workdir), str(checkpoint), objects, peers=peers
     )
-    hosts = judging.hosts(peers, stop_signal.Stop())
-    return [
-      *policies.sample(policy, prompts, number, temperature, max_tokens, hosts)
-    ]
+    return [*policies.sample(policy, prompts, number, temperature, max_tokens)]
 
 
 @atexit.register

@@ -21,11 +21,13 @@ from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
+from grpo_jax.hosts import stop_signal
 from grpo_jax.models import lora
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.run import collecting
+from grpo_jax.run import judging as judging_lib
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
@@ -54,6 +56,7 @@ class Policy(NamedTuple):
   step: int  # rollouts that the policy has learned from
   heldout: Any = None  # source of records, to evaluate; None without one
   rewards: tuple[WeightedReward, ...] = ()  # that judge an evaluation
+  hosts: meeting.Hosts = meeting.ALONE  # the processes that play episodes
 
 
 def load(
@@ -63,6 +66,7 @@ def load(
   objects: Objects = NOTHING,
   to_evaluate: bool = False,
   peers: processes.Processes = processes.ALONE,
+  stop: stop_signal.Stop | None = None,
 ) -> Policy:
   """The policy in a checkpoint of a run.
 
@@ -76,6 +80,7 @@ def load(
     objects: What is given in Python.
     to_evaluate: Whether the rewards and the held-out prompts are needed too.
     peers: The processes that sample together.
+    stop: What a signal to one of them asks, while they play.
 
   Returns:
     A `Policy`.
@@ -120,13 +125,15 @@ def load(
     saved, fingerprints.compute(frozen), config.model.path
   )
   run.engine.load(lora.join(saved.state, frozen), version=saved.step)
+  hosts = judging_lib.hosts(peers, stop or stop_signal.Stop())
   if not to_evaluate:
-    return Policy(run, saved.step)
+    return Policy(run, saved.step, hosts=hosts)
   return Policy(
     run,
     saved.step,
     build_data.heldout(run.config, objects),
     build_rewards.functions(run.config, objects, run.mesh),
+    hosts,
   )
 
 
@@ -140,7 +147,6 @@ def evaluate(
   completions: str | None = None,
   answer: Callable[[str], str] | None = None,
   judging: rollout_lib.Judging = rollout_lib.judged_alone,
-  hosts: meeting.Hosts = meeting.ALONE,
 ) -> dict[str, Any]:
   """Samples answers to held-out problems and sums them up.
 
@@ -156,7 +162,6 @@ def evaluate(
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     judging: How several processes judge together.
-    hosts: How they play together.
 
   Returns:
     What `pass_at_k.summarize` returns; `checkpoint`, the number of rollouts
@@ -206,7 +211,7 @@ def evaluate(
       judging,
       workers,
       player,
-      hosts=hosts,
+      hosts=policy.hosts,
     )
   summary = {
     'checkpoint': policy.step,
@@ -249,11 +254,10 @@ def _sampling(
 
 def sample(
   policy: Policy,
-  prompts: Iterable[data.Prompt],
+  prompts: Iterable[Any],
   number: int = 1,
   temperature: float | None = None,
   max_tokens: int | None = None,
-  hosts: meeting.Hosts = meeting.ALONE,
 ) -> Iterator[dict[str, Any]]:
   """Completes prompts one after the other, as they come, or plays episodes.
 
@@ -264,7 +268,6 @@ def sample(
     number: Completions of each.
     temperature: None: the config's.
     max_tokens: None: the config's.
-    hosts: How several processes play together.
 
   Yields:
     A dict for each completion: 'prompt', 'completion', and 'truncated', whether
@@ -273,9 +276,7 @@ def sample(
     'ended' and 'failure' tell the rest, see `episodes.types.Account`.
   """
   if policy.run.environment is not None:
-    yield from _episodes(
-      policy, prompts, number, temperature, max_tokens, hosts
-    )
+    yield from _episodes(policy, prompts, number, temperature, max_tokens)
     return
   tokenizer = policy.run.tokenizer
   for prompt, asked in _requests(
@@ -295,7 +296,6 @@ def stream(
   prompts: Iterable[data.Prompt],
   temperature: float | None = None,
   max_tokens: int | None = None,
-  hosts: meeting.Hosts = meeting.ALONE,
 ) -> Iterator[str]:
   """One completion of each prompt, as it is drawn; see `sample`.
 
@@ -305,7 +305,7 @@ def stream(
   """
   tokenizer, engine = policy.run.tokenizer, policy.run.engine
   if policy.run.environment is not None:
-    episodes = sample(policy, prompts, 1, temperature, max_tokens, hosts)
+    episodes = sample(policy, prompts, 1, temperature, max_tokens)
     yield from map(transcript, episodes)
     return
   for prompt, asked in _requests(policy, prompts, 1, temperature, max_tokens):
@@ -327,7 +327,6 @@ def _episodes(
   number: int,
   temperature: float | None,
   max_tokens: int | None,
-  hosts: meeting.Hosts,
 ) -> Iterator[dict[str, Any]]:
   """Plays episodes that begin with each prompt; see `sample`."""
   run = policy.run
@@ -337,6 +336,7 @@ def _episodes(
   # A person sees why an episode has failed.
   spec = dataclasses.replace(run.environment, failed_share=1.0)
   with build_environment.player(spec) as player:
+    assert player is not None
     for index, prompt in enumerate(prompts):
       _, (episodes,) = build_environment.play(
         spec,
@@ -351,7 +351,7 @@ def _episodes(
         seed=run.draw.seed,
         rollout=policy.step,
         purpose='sample command',
-        hosts=hosts,
+        hosts=policy.hosts,
       )
       for one in episodes:
         told = one.account

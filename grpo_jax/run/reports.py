@@ -44,13 +44,14 @@ def keep_completions(
   texts = collections.ChainMap(*session.peers.exchange(first))
   return [
     Sample(
-      *texts[p],
+      prompt,
+      text,
       # Not 0, which a judge might have given.
       float(rollout.batch.reward[p, 0])
       if rollout.batch.valid[p, 0]
       else math.nan,
     )
-    for p in sorted(texts)
+    for p, (prompt, text) in sorted(texts.items())
   ]
 
 

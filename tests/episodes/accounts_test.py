@@ -7,6 +7,7 @@ import pytest
 
 from grpo_jax.environments.tools import tool
 from grpo_jax.episodes import play
+from grpo_jax.episodes import transcript
 from grpo_jax.episodes import types
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import rollout_metrics
@@ -68,6 +69,21 @@ def test_a_branch_is_told_behind_its_trunk_with_its_own_turns(rollout):
   chosen = rollout.batch.mask[0, 2] & (rollout.batch.extras['turn'][0, 2] == 3)
   ids = rollout.batch.tokens[0, 2][chosen]
   assert made.TOKENIZER.decode_whole(ids) == '4' + made.END
+
+
+def test_branches_are_told_in_the_order_of_the_tree():
+  tree = transcript.Transcript(np.zeros(2, np.uint32))
+
+  def say(path, text):
+    tree.read(path, [4], [{'role': 'user', 'content': text}])
+
+  say((), 'trunk')
+  first, second = tree.fork(()), tree.fork(())
+  late = tree.fork(first)  # made last, and stands in the midst
+  for path in (second, late, first):
+    say(path, str(path))
+  told = [one['content'] for one in transcript.messages(tree)]
+  assert told == ['trunk', str(first), str(late), str(second)]
 
 
 def test_all_that_the_policy_wrote_is_told_but_ends():
@@ -177,6 +193,9 @@ def without_secs(rollout):
 
 
 def test_a_file_gives_episodes_back_bit_for_bit(rollout):
+  at_once = made.played(*[made.saying('3')] * 4)
+  assert at_once.accounts[0][0].turn_rewards is None
+  rollout = types.concatenate([rollout, at_once])
   data = parquet.to_bytes(rollout, 5)
   again = parquet.from_bytes(data)
   parquet_test.assert_same(again, rollout)

@@ -61,7 +61,7 @@ def engine():
   return made
 
 
-def play(drawing, turns, forks=0, rollout=0):
+def play(drawing, turns, forks=0, rollout=0, renders=False):
   records = [{'prompt': 'a'}, {'prompt': 'the'}]
   options = sessions.Options(where='here')
   with sessions.Player({'': environment(turns, forks)}, options) as player:
@@ -77,14 +77,15 @@ def play(drawing, turns, forks=0, rollout=0):
       GROUP,
       seed=1,
       rollout=rollout,
+      renders=renders,
     )
 
 
 @functools.cache
-def drawn(forks):
+def drawn(forks, renders=False):
   """A rollout of three turns in each context."""
   with jax.default_matmul_precision('highest'):
-    prompts, played = play(engine(), 3, forks)
+    prompts, played = play(engine(), 3, forks, renders=renders)
   reward = np.arange(len(prompts) * GROUP, dtype=np.float32)
   found = rollout_lib.make_rollout(
     [[one.episode for one in group] for group in played],
@@ -101,10 +102,14 @@ def drawn(forks):
 
 @pytest.mark.long
 @pytest.mark.parametrize('forks', [0, 1])
+@pytest.mark.parametrize('renders', [False, True])
 @pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
-def test_the_learner_finds_what_the_engine_said_turn_by_turn(kind, forks):
-  rollout = drawn(forks)
-  assert (rollout.previous is not None) == bool(forks)
+def test_the_learner_finds_what_the_engine_said_turn_by_turn(
+  kind, renders, forks
+):
+  rollout = drawn(forks, renders)
+  # What an untrained model says is encoded anew as other ids.
+  assert (rollout.previous is not None) == bool(forks or renders)
   learner = make_learner(METHODS['grpo'](), num_layers=1, vocab_size=SIZE)
   rows = dataclasses.replace(
     spec(kind, 8, pack_tokens=1024), prompt_buckets=(64,)

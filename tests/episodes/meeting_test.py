@@ -31,6 +31,7 @@ SPEC = EnvironmentSpec(
   formats.find('hermes'),
   sessions.Options(),
   dataclasses.replace(LIMITS, turns=9),
+  False,
   True,
   0.5,
 )

@@ -87,7 +87,7 @@ def test_every_token_that_was_sampled_is_chosen_and_none_beside():
       assert not episode.logp[~episode.chosen].any()
       assert episode.version[episode.chosen].tolist() == [3] * len(chosen)
       assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
-      assert len(one.account.turn_rewards) == int(answer)
+      assert len(one.account.turn_rewards or ()) == int(answer)
       assert episode.finish == engines.ENDED and one.last_text == answer
 
 
@@ -212,6 +212,45 @@ def test_forks_have_one_order_whatever_their_delays():
     chosen = one.episode.chosen
     found.append((one.episode.ids[chosen].tolist(), one.reward))
   assert found[0] == found[1]
+
+
+def read_before(prompt, episode, turn):
+  """What a turn of an episode reads, by the places that its tokens follow."""
+  ids, place = episode.ids.tolist(), np.flatnonzero(episode.turn == turn)
+  place = int(place[episode.chosen[place]][0])
+  previous = episode.previous
+  found = []
+  while True:
+    place = place - 1 if previous is None else int(previous[place])
+    if place < 0:
+      return [*prompt, *found[::-1]]
+    found.append(ids[place])
+
+
+@pytest.mark.parametrize('alike', [True, False])
+@pytest.mark.parametrize('says_itself', [True, False])
+def test_a_fork_before_anything_was_said_reads_what_it_is_trained_on(
+  alike, says_itself
+):
+  async def best_of(policy, example, seed):
+    forks = [policy.fork() for _ in range(3)]
+    said = [f'Guess{"" if alike else n}.' for n in range(3)]
+    await asyncio.gather(*map(lambda fork, text: fork.say(text), forks, said))
+    await forks[0].say('again')
+    if says_itself:
+      await policy.say('last')
+
+  engine, (prompt,), (played,) = play(
+    best_of, records=RECORDS[:1], episode_tokens=90
+  )
+  asked = {tuple(map(int, x.ids)) for x in engine.requests if x.limit > 1}
+  for one in played:
+    turns = 5 if says_itself else 4
+    assert not one.failure and one.account.turns == turns
+    read = [
+      tuple(read_before(prompt, one.episode, turn)) for turn in range(turns)
+    ]
+    assert {*read} == asked, [TOKENIZER.decode_whole(x) for x in read]
 
 
 async def twice(policy, example, seed):

@@ -90,7 +90,7 @@ def scripted(trap, tools, delay=lambda: None):
   return episode
 
 
-def play(tokenizer, end, environment, scripts, limits=LIMITS):
+def play(tokenizer, end, environment, scripts, limits=LIMITS, renders=False):
   engine = Keyed(tokenizer, end, is_endless=limits is not LIMITS)
   records = [{'prompt': 'a', 'script': script} for script in scripts]
   options = sessions.Options(where='here')
@@ -107,6 +107,7 @@ def play(tokenizer, end, environment, scripts, limits=LIMITS):
       GROUP,
       seed=1,
       rollout=4,
+      renders=renders,
     )
   assert not [one.failure for group in played for one in group if one.failure]
   return engine, prompts, [[one.episode for one in group] for group in played]
@@ -128,10 +129,10 @@ def turns_of(prompt, episode):
     yield (*prompt, *read[::-1]), tuple(episode.ids[places].tolist())
 
 
-def check(tokenizer, end, trap, tools, scripts):
+def check(tokenizer, end, trap, tools, scripts, renders=False):
   """Plays, and compares what is trained with what the engine was asked."""
   engine, prompts, episodes = play(
-    tokenizer, end, scripted(trap, tools), scripts
+    tokenizer, end, scripted(trap, tools), scripts, renders=renders
   )
   trained = collections.Counter(
     turn
@@ -177,11 +178,16 @@ def trap_of(name):
   'number', [14, pytest.param(455, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize('name', continuation_test.TAKEN)
-def test_the_ids_of_every_call_are_those_that_are_trained(name, number):
+@pytest.mark.parametrize(
+  'renders', [False, pytest.param(True, marks=pytest.mark.long)]
+)
+def test_the_ids_of_every_call_are_those_that_are_trained(
+  name, number, renders
+):
   forked = several = 0
   for first in range(0, number, 14):
     scripts = range(first, min(first + 14, number))
-    for group in check(*trap_of(name), scripts):
+    for group in check(*trap_of(name), scripts, renders):
       for one in group:
         assert one.turn is not None
         assert one.turn.max() < LIMITS.turns
@@ -205,7 +211,9 @@ def test_random_delays_change_no_bit():
     assert engine.calls == found[0][0].calls and prompts == found[0][1]
     for group, others in zip(episodes, found[0][2], strict=True):
       for one, other in zip(group, others, strict=True):
-        for name in ('ids', 'chosen', 'turn', 'previous', 'logp', 'reward'):
+        told, others_told = one.account, other.account
+        assert told._replace(secs=0) == others_told._replace(secs=0)
+        for name in ('ids', 'chosen', 'turn', 'previous', 'logp'):
           np.testing.assert_array_equal(
             getattr(one, name), getattr(other, name)
           )

@@ -94,21 +94,35 @@ def random_transcript(rng):
   """Contexts that grow at random, and what each has read, kept beside it."""
   one = Transcript(KEY)
   one.read((), [1, 2])
-  kept = {(): [1, 2]}
+  kept, turns = {(): [1, 2]}, {(): [0, 0]}
   chosen = []
   for token in range(10, 10 + int(rng.integers(3, 25))):
     path = list(kept)[rng.integers(len(kept))]
-    match rng.integers(3):
+    match rng.integers(4):
       case 0:
-        kept[one.fork(path)] = [*kept[path]]
+        fork = one.fork(path)
+        kept[fork], turns[fork] = [*kept[path]], [*turns[path]]
       case 1:
         ids = [token] * int(rng.integers(1, 3))
         one.read(path, ids)
         kept[path] += ids
+        turns[path] += [0] * len(ids)
+      case 2:  # the template writes it otherwise from some place on
+        same = int(rng.integers(2, len(kept[path]) + 1))
+        ids = [*kept[path][:same], *[token] * int(rng.integers(1, 3))]
+        start = one.kept(path, np.array(ids, np.int32))
+        before = [*turns[path], 0]
+        # What is the same stays, but for a turn that would be cut.
+        is_cut = before[same] and before[same] == before[same - 1]
+        assert start == (before.index(before[same]) if is_cut else same)
+        one.read(path, ids[start:], kept=start)
+        kept[path] = ids
+        turns[path] = before[:start] + [0] * (len(ids) - start)
       case _:
         ids = [token + 100] * int(rng.integers(1, 4))
         one.add(path, sampled(ids))
         kept[path] += ids
+        turns[path] += [token] * len(ids)
         chosen += ids
   return one, kept, chosen
 

@@ -44,9 +44,9 @@ SMALL = {
 }
 
 
-async def guessing(policy, example, seed, branches=True):
+async def guessing(policy, example, seed, branches=True, groups=True):
   """Ends with a turn of odd length; some fail, and all but some branch."""
-  said = example['prompt']
+  said = example['prompt'] if groups else f'{seed % 64:06b}'
   for turn in range(4):
     reply = await policy.say(said)
     if len(reply.text) % 2:

@@ -1,17 +1,19 @@
 """What a person is told of the episodes of a run, which a replay learns."""
 
 import types
+from typing import Any
 
 import numpy as np
 import pytest
 
-import grpo_jax
 from grpo_jax.episodes.types import Account
 from grpo_jax.monitor import alarms as alarms_lib
 from grpo_jax.monitor import table
 from grpo_jax.rollouts import parquet
+from grpo_jax.run import loop
 from grpo_jax.run import reports
 from grpo_jax.run import watching
+from grpo_jax.run.build import placing
 from tests import runs
 from tests.episodes import made_episodes as made
 from tests.rollouts import parquet_test
@@ -26,7 +28,8 @@ PLAYED = {
   'data.completion_buckets': (256,),
   'sampler.max_tokens': 12,
   'optim.lr': 1e-2,
-  'evaluation.examples': 2,
+  'data.heldout': '',
+  'steps': 3,
 }
 
 
@@ -37,7 +40,7 @@ async def lengths(policy, example, seed):
   for _ in range(4):
     reply = await policy.say(said)
     policy.reward(0.1 * (ord(reply.text[:1] or 'a') % 7))
-    if reply.text[:1] == '8':
+    if reply.text and reply.text[0] in '12345678':
       raise KeyError('no such room')
     if reply.tokens % 3 == 0:
       other = policy.fork()
@@ -113,7 +116,7 @@ def test_the_terminal_shows_what_there_is_of_episodes():
 
 def samples_of(rollout):
   """The samples of a rollout, of a run that writes nothing."""
-  session = types.SimpleNamespace(
+  session: Any = types.SimpleNamespace(
     run=types.SimpleNamespace(
       keep=types.SimpleNamespace(completions_every_steps=0, samples=2)
     ),
@@ -138,6 +141,9 @@ def test_a_sample_of_an_episode_shows_its_turns_in_short():
 def test_an_episode_that_has_not_begun_shows_its_record():
   begun = reports.episode_in_short(Account(ended='failed', failure='x'), 'rec')
   assert begun == ('rec', '[failed: x]')
+  both = [{'by': 'environment', 'content': x} for x in ('rules', 'go')]
+  said = Account((*both, {'by': 'policy', 'content': 'a'}))
+  assert reports.episode_in_short(said, 'rec') == ('go', 'a')
   parts = ({'by': 'environment', 'content': [{'text': 'a'}]},)
   assert reports.episode_in_short(Account(parts), 'r') == (
     '[{"text": "a"}]',
@@ -148,18 +154,12 @@ def test_an_episode_that_has_not_begun_shows_its_record():
 @pytest.mark.long
 @pytest.mark.usefixtures('shared_programs')
 def test_a_replay_of_episodes_learns_the_same_bits(tmp_path, capsys):
-  config = runs.small(**PLAYED)
-  for folder, replay in (
-    ('run', None),
-    ('again', tmp_path / 'run/completions'),
-  ):
-    grpo_jax.train(
-      config,
-      tmp_path / folder,
-      environment=lengths,
-      tokenizer=made.TOKENIZER,
-      replay=replay,
-    )
+  config, objects = placing.place(
+    runs.small(**PLAYED), environment=lengths, tokenizer=made.TOKENIZER
+  )
+  completions = tmp_path / 'run' / 'completions'
+  loop.train(config, tmp_path / 'run', objects=objects)
+  loop.train(config, tmp_path / 'again', replay=completions, objects=objects)
   said = capsys.readouterr().err
   (step, arrays, _), (_, others, _) = map(
     runs.saved, (tmp_path / 'run', tmp_path / 'again')
@@ -176,7 +176,7 @@ def test_a_replay_of_episodes_learns_the_same_bits(tmp_path, capsys):
   # So that it says something: of all kinds there are some.
   rollouts = [parquet.read(file) for file in files[0]]
   told = [x for one in rollouts for group in one.accounts for x in group]
-  assert {'done', 'failed', 'length'} <= {one.ended for one in told}
+  assert {'turns', 'failed', 'length'} <= {one.ended for one in told}
   assert any(one.previous is not None for one in rollouts)
   assert max(one.turns for one in told) > 2
   assert any(

@@ -14,6 +14,7 @@ seconds for that.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -613,6 +614,8 @@ def with_widths(
   """
   fields, played = config.data, config.environment
   if played.name:
+    if checks and played.others:
+      _check_environments(config, objects)
     width = played.context_tokens or 4 * config.sampler.max_tokens
     fields = dataclasses.replace(
       fields,
@@ -635,6 +638,44 @@ def with_widths(
     completion_buckets=fields.completion_buckets or (width,),
   )
   return dataclasses.replace(config, data=fields)
+
+
+def named(record: Mapping[str, Any], known: Collection[str]) -> str:
+  """The name of the environment that a record begins; '' is the usual one.
+
+  Args:
+    record: Its field 'environment' is read if there are others than ''.
+    known: The names of all.
+
+  Raises:
+    ValueError: The record names another one.
+  """
+  others = [one for one in known if one]
+  # Without others the field says something else, if it is there.
+  name = record.get('environment') if others else None
+  if name and name not in others:
+    raise ValueError(
+      f'it begins the environment {name!r}'
+      f'{importing.nearest(str(name), others)}, but config.environment.others '
+      f'has {", ".join(others)}; correct the record, or name it there.'
+    )
+  return str(name or '')
+
+
+def _check_environments(config: Config, objects: Objects) -> None:
+  """Checks which environments records begin, as many as widths are made of.
+
+  Raises:
+    ValueError: One that is not there.
+  """
+  rows = _prompt_rows(config, objects)
+  for one, number in zip(rows, _sample_sizes(rows), strict=True):
+    for place, record in some_rows(one.source, number, one.name):
+      try:
+        named(record, config.environment.others)
+      except ValueError as error:
+        name = data.row_name(one.source, place, one.name)
+        raise ValueError(f'{name} cannot be used: {error}') from error
 
 
 def data_spec(config: Config) -> 'WidthSpec':

@@ -15,13 +15,17 @@ from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
 from grpo_jax.environments import tools_as_text
+from grpo_jax.episodes import history
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build.specs import EnvironmentSpec
 
 _MOST_WORKERS = 16  # by default, however many cores there are
 _GIB = 2**30
 _FIRST_TOKENS = 256  # of the narrowest width that a turn reads
+
+Tools = Sequence[Mapping[str, Any]]  # schemas
 
 
 def environment_spec(
@@ -40,14 +44,20 @@ def environment_spec(
   fields = config.environment
   if not fields.name:
     return None
-  played = fields.name if own is None else own
-  made = forms.resolve(played, fields.kwargs)
-  tokenizer.check_continuation(made.tools if _reads_tools(tokenizer) else ())
+  played = {'': (fields.name if own is None else own, fields.kwargs)}
+  played |= {name: _other(name, one) for name, one in fields.others.items()}
+  toolsets, renders = _toolsets(played), fields.history == 'template'
+  shown = toolsets if toolsets and _reads_tools(tokenizer) else [()]
+  for tools in shown:
+    tokenizer.check_continuation(tools, appends=not renders)
+  call_format = _call_format(fields.call_format, tokenizer, toolsets)
+  for tools in shown if renders else ():
+    history.check(tokenizer, call_format, tools)
   widest = max(config.data.completion_buckets)
   context = fields.context_tokens or widest
   return EnvironmentSpec(
-    played=(played, fields.kwargs),
-    call_format=_call_format(fields.call_format, tokenizer, made.tools),
+    played=played,
+    call_format=call_format,
     options=sessions.Options(
       where='here' if own is not None else fields.where,
       processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
@@ -65,13 +75,54 @@ def environment_spec(
       prompt_tokens=max(config.data.prompt_buckets),
       result_tokens=fields.result_tokens,
     ),
+    renders=renders,
     alike=fields.seed == 'group',
     failed_share=fields.failed_share,
   )
 
 
+def _other(name: str, given: Any) -> tuple[str, dict[str, Any]]:
+  """A name and arguments of `config.environment.others`.
+
+  Raises:
+    ValueError: It is something else.
+  """
+  if isinstance(given, str):
+    given = {'name': given}
+  if (
+    not name
+    or not isinstance(given, Mapping)
+    or not isinstance(given.get('name'), str)
+    or not isinstance(given.get('kwargs', {}), Mapping)
+    or not {*given} <= {'name', 'kwargs'}
+  ):
+    raise ValueError(
+      f'config.environment.others[{name!r}]={given!r:.80}; give a name such as '
+      "'my_lab.envs:Shop', or {'name': 'my_lab.envs:Shop', 'kwargs': {...}}."
+    )
+  return given['name'], dict(given.get('kwargs', {}))
+
+
+def _toolsets(played: Mapping[str, Any]) -> list[Tools]:
+  """The schemas of the tools of each environment that has some.
+
+  Raises:
+    ValueError: One cannot be used.
+  """
+  made = []
+  for name, (one, kwargs) in played.items():
+    try:
+      made.append(forms.resolve(one, kwargs))
+    except ValueError as error:
+      if not name:
+        raise
+      where = f'config.environment.others[{name!r}]'
+      raise ValueError(f'{where} cannot be used: {error}') from error
+  return [one.tools for one in made if one.tools]
+
+
 def _call_format(
-  name: str, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]
+  name: str, tokenizer: Tokenizer, toolsets: Sequence[Tools]
 ) -> formats.Format:
   """How the model writes calls.
 
@@ -79,7 +130,7 @@ def _call_format(
     ValueError: The template does not say, or writes calls that the format which
       seems to be its own cannot read; or there is no such format.
   """
-  if tools and not _reads_tools(tokenizer):
+  if toolsets and not _reads_tools(tokenizer):
     # The model is told in a text how it calls them.
     if name not in ('auto', tools_as_text.FORMAT):
       raise ValueError(
@@ -93,9 +144,9 @@ def _call_format(
   template = tokenizer.chat_template
   found = formats.guess(template.source if template else '')
   format = formats.find(found or 'json_block')
-  if not tools:
+  if not toolsets:
     return format
-  written, is_read = _read_back(format, tokenizer, tools)
+  written, is_read = _read_back(format, tokenizer, toolsets[0])
   if not found or not is_read:
     raise ValueError(
       f'The chat template writes a call of a tool as {written!r:.200}, in a '
@@ -113,7 +164,7 @@ def _reads_tools(tokenizer: Tokenizer) -> bool:
 def _read_back(
   format: formats.Format,
   tokenizer: Tokenizer,
-  tools: Sequence[Mapping[str, Any]],
+  tools: Tools,
 ) -> tuple[str, bool]:
   """A call as the template writes it, and whether a format reads it back."""
   name, arguments = tools[0]['function']['name'], {'x': 'seven'}
@@ -166,7 +217,7 @@ def player(spec: EnvironmentSpec | None) -> Iterator[sessions.Player | None]:
   if spec is None:
     yield None
     return
-  with sessions.Player({'': spec.played}, spec.options) as made:
+  with sessions.Player(spec.played, spec.options) as made:
     yield made
 
 
@@ -183,6 +234,20 @@ def check_failures(
       f' the environment {most}; mend it and start again, which goes on from'
       ' the newest checkpoint, or raise config.environment.failed_share.'
     )
+
+
+def _begun(spec: EnvironmentSpec, record: Mapping[str, Any]) -> str:
+  """The name of the environment that a record begins.
+
+  Raises:
+    ValueError: There is none of that name.
+  """
+  try:
+    return build_data.named(record, spec.played)
+  except ValueError as error:
+    raise ValueError(
+      f'The record {record.get("index")} cannot be used: {error}'
+    ) from error
 
 
 def play(
@@ -210,7 +275,8 @@ def play(
     **asked: As for `play.play`.
 
   Raises:
-    ValueError: Too many have failed.
+    ValueError: Too many have failed, or a record names an environment that is
+      not there.
   """
   prompts, played = play_lib.play(
     records,
@@ -222,6 +288,8 @@ def play(
     sampling,
     dataclasses.replace(spec.limits, turn_tokens=max_tokens),
     alike=spec.alike,
+    renders=spec.renders,
+    environments=[_begun(spec, record) for record in records],
     **asked,
   )
   check_failures(spec, played)

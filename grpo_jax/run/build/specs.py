@@ -55,10 +55,11 @@ class WorkersSpec:
 class EnvironmentSpec:
   """What the policy talks to in episodes; see `config.Environment`."""
 
-  played: tuple[Any, dict[str, Any]]  # as `sessions.Player` takes it
+  played: dict[str, Any]  # as `sessions.Player` takes it; '': the usual one
   call_format: formats.Format
   options: sessions.Options
   limits: Limits
+  renders: bool  # whether each turn reads the chat as the template writes it
   alike: bool  # whether all episodes of a record begin with one seed
   failed_share: float  # above which the episodes that failed end the run
 

@@ -1,6 +1,7 @@
 """The environment of a run: every field of its config, and what is refused."""
 
 import dataclasses
+import json
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from grpo_jax.environments import formats
 from grpo_jax.episodes import play
 from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
+from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
 from tests.data import continuation_test
 from tests.data import trap_templates
@@ -22,7 +24,9 @@ SINGLE = 'tests.run.build.environment_test:single'
 GIVEN = {
   'name': SINGLE,
   'kwargs': {'text': 'a'},
+  'others': {'other': SINGLE},
   'call_format': 'xml',
+  'history': 'template',
   'seed': 'episode',
   'max_turns': 3,
   'episode_tokens': 21,
@@ -38,9 +42,11 @@ GIVEN = {
   'failed_share': 0.25,
 }
 READ = {
-  'name': lambda spec: spec.played[0],
-  'kwargs': lambda spec: spec.played[1],
+  'name': lambda spec: spec.played[''][0],
+  'kwargs': lambda spec: spec.played[''][1],
+  'others': lambda spec: {k: one for k, (one, _) in spec.played.items() if k},
   'call_format': lambda spec: spec.call_format.name,
+  'history': lambda spec: 'template' if spec.renders else 'append',
   'seed': lambda spec: 'group' if spec.alike else 'episode',
   'max_turns': lambda spec: spec.limits.turns,
   'episode_tokens': lambda spec: spec.limits.episode_tokens,
@@ -93,7 +99,25 @@ def test_what_a_config_is_silent_about_follows_from_widths():
 
 def test_an_object_is_played_here():
   spec = spec_of(made(name='<environment single given in Python>'), single)
-  assert spec.played[0] is single and spec.options.where == 'here'
+  assert spec.played[''][0] is single and spec.options.where == 'here'
+
+
+def test_a_chat_that_is_written_anew_may_be_written_otherwise():
+  def spec(source, history):
+    tokenizer = continuation_test._tokenizer(source)
+    config = made(name=SINGLE, history=history)
+    return build_environment.environment_spec(config, tokenizer)
+
+  rounds = trap_templates.ROUNDS
+  with pytest.raises(ValueError, match="set config.environment.history='temp"):
+    spec(rounds, 'append')
+  assert spec(rounds, 'template').renders
+  two_parts = trap_templates.SEPARATOR.source.replace(
+    ' m.content', " ('final ' if m.role == 'assistant' else '') + m.content"
+  )
+  assert not spec(two_parts, 'append').renders
+  with pytest.raises(ValueError, match='is not read as such a turn; set'):
+    spec(two_parts, 'template')
 
 
 def test_without_a_name_there_is_none():
@@ -151,6 +175,60 @@ def test_what_episodes_cannot_do_is_refused(group, field, value):
     dataclasses.replace(config, **{group: changed})
 
 
+OTHERS = {'a': SINGLE, 'b': {'name': SINGLE, 'kwargs': {'text': 'c'}}}
+
+
+def test_a_record_begins_the_environment_that_it_names():
+  spec = spec_of(made(name=SINGLE, kwargs={'text': 'x'}, others=OTHERS))
+  assert spec.played == {
+    '': (SINGLE, {'text': 'x'}),
+    'a': (SINGLE, {}),
+    'b': (SINGLE, {'text': 'c'}),
+  }
+  begun = [
+    build_environment._begun(spec, {'environment': name, 'index': 3})
+    for name in ('a', 'b', '', None)
+  ]
+  assert begun == ['a', 'b', '', ''] and not build_environment._begun(spec, {})
+  with pytest.raises(ValueError, match='record 3 cannot.* begins .*bb.*a, b;'):
+    build_environment._begun(spec, {'environment': 'bb', 'index': 3})
+  alone = spec_of(made(name=SINGLE))
+  assert not build_environment._begun(alone, {'environment': 'of the world'})
+
+
+@pytest.mark.parametrize(
+  'other, message',
+  [
+    (3, r"others\['a'\]=3; give a name such as"),
+    ({'kwargs': {}}, 'give a name such as'),
+    ({'name': SINGLE, 'seed': 3}, 'give a name such as'),
+    ('no.such.module:Thing', r"others\['a'\] cannot be used: .*no.such.module"),
+    ({'name': SINGLE, 'kwargs': {'wrong': 3}}, 'cannot be used: .*wrong'),
+  ],
+)
+def test_another_environment_that_cannot_be_used_is_refused(other, message):
+  with pytest.raises(ValueError, match=message):
+    spec_of(made(name=SINGLE, others={'a': other}))
+
+
+@pytest.mark.parametrize('known, ends', [('a', ''), ('c', "'c'.*has a, b")])
+def test_records_are_looked_at_before_the_first_rollout(known, ends, tmp_path):
+  path = tmp_path / 'some.jsonl'
+  rows = [
+    {'prompt': 'x', 'answer': '3', 'environment': name} for name in ('a', known)
+  ]
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  config = made(name=SINGLE, others=OTHERS)
+  fields = dataclasses.replace(config.data, train=str(path), heldout='')
+  config = dataclasses.replace(config, data=fields)
+  widen = lambda: build_data.with_widths(config, TOKENIZER, checks=True)
+  if not ends:
+    assert widen().data == fields
+    return
+  with pytest.raises(ValueError, match=f'Line 2 of .*{ends}'):
+    widen()
+
+
 def test_an_environment_that_is_not_there_is_refused():
   with pytest.raises(ValueError, match='no.such.module'):
     spec_of(made(name='no.such.module:Thing'))
@@ -202,11 +280,11 @@ def called(text):
 def test_a_format_is_that_of_the_template_which_it_reads_back(text, format):
   tools = trap_templates.TOOLS
   if format:
-    found = build_environment._call_format('auto', called(text), tools)
+    found = build_environment._call_format('auto', called(text), [tools])
     assert found.name == format
     return
   with pytest.raises(ValueError, match='add.* not known here; give config.env'):
-    build_environment._call_format('auto', called(text), tools)
+    build_environment._call_format('auto', called(text), [tools])
   # A user may know better.
-  found = build_environment._call_format('hermes', called(text), tools)
+  found = build_environment._call_format('hermes', called(text), [tools])
   assert found.name == 'hermes'
