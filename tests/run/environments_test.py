@@ -7,9 +7,14 @@ import pytest
 import tokenizers
 
 import grpo_jax
+from grpo_jax.environments import sessions
 from grpo_jax.planning import dry_run
+from grpo_jax.run import learning
 from grpo_jax.run import policy
 from tests import runs
+from tests.run import export_test
+
+pytestmark = pytest.mark.usefixtures('shared_programs')
 
 TEMPLATE = (
   '{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}'
@@ -74,13 +79,14 @@ def config(words, **changes):
       'environment.max_turns': 4,
       'sampler.max_tokens': 6,
       'evaluation.examples': 3,
+      'checkpoint.every_steps': 1,
       **changes,
     }
   )
 
 
 @pytest.fixture(scope='module')
-def whole(words, tmp_path_factory):
+def whole(words, tmp_path_factory, shared_programs):
   """A run of two rollouts, and what its callback saw."""
   workdir, seen = tmp_path_factory.mktemp('episodes') / 'run', []
   grpo_jax.train(
@@ -103,6 +109,29 @@ def test_turns_are_trained_and_what_is_said_to_them_is_not(whole):
     # Between two turns stands what the environment says.
     several = turns.max(-1) >= 1
     assert (drawn < rollout.length)[several].all()
+
+
+def test_killed_among_episodes_it_goes_on(words, whole, tmp_path, monkeypatch):
+  """At the fifth answer in the second rollout."""
+  real, learn, left = sessions.Player.answer, learning.learn, []
+
+  def note(*given):
+    left.extend(range(5))
+    return learn(*given)
+
+  def answer(self, *given):
+    if left and not left.pop():
+      raise export_test.Killed
+    return real(self, *given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(learning, 'learn', note)
+    patch.setattr(sessions.Player, 'answer', answer)
+    with pytest.raises(ValueError, match='raised Killed'):
+      grpo_jax.train(config(words), tmp_path, environment=guess)
+  assert len(runs.records(tmp_path)) == 2
+  grpo_jax.train(config(words), tmp_path, environment=guess)
+  runs.assert_equal(whole[0], tmp_path)
 
 
 def test_the_workdir_records_the_environment(whole):

@@ -36,19 +36,13 @@ def train_killed(monkeypatch, workdir, at, **changes):
       played.train(workdir, **changes)
 
 
+@pytest.mark.long
 def test_killed_among_episodes_it_goes_on(tmp_path, monkeypatch):
-  changes = {
-    'steps': 2,
-    'checkpoint.every_steps': 1,
-    'data.heldout': '',
-    # One program of each kind, which are most of the time of this test.
-    'environment.kwargs': {'branches': False, 'groups': False},
-    'environment.seed': 'episode',
-  }
+  changes = {'steps': 3, 'data.heldout': ''}
   played.train(tmp_path / 'whole', **changes)
-  # In the second rollout.
-  train_killed(monkeypatch, tmp_path / 'killed', 16, **changes)
-  assert runs.checkpoints(tmp_path / 'killed')[-1] == 1
+  for at in 9, 30:  # in the first rollout, and after a checkpoint
+    train_killed(monkeypatch, tmp_path / 'killed', at, **changes)
+  assert runs.checkpoints(tmp_path / 'killed')[-1] == 2
   played.train(tmp_path / 'killed', **changes)
   runs.assert_equal(tmp_path / 'whole', tmp_path / 'killed')
 
