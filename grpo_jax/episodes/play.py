@@ -456,6 +456,14 @@ def _grouped(
     some = [*live.values()][first : first + group]
     begun = [one.transcript for one in some if one.transcript.turns]
     prompt = transcript_lib.common_ids(begun)[:most] if begun else []
+    if begun and not prompt:
+      record = some[0].begin.example.get('index')
+      raise ValueError(
+        f'Two episodes of the record {record} begin with different tokens, so '
+        'that they share no prompt; let the chat template write the same token '
+        "before every chat, or give environment.seed='group' and an "
+        'environment that begins alike for one seed.'
+      )
     played = [_played(one, len(prompt)) for one in some]
     found.append((prompt or [sampling.eos_ids[0]], played))
   return found
