@@ -513,8 +513,7 @@ def _played(one: _Live, prompt: int) -> Played:
   """An episode that is over, behind the prompt of its group."""
   is_cut = one.ended not in ('', 'end')
   finish = engines.TRUNCATED if is_cut else engines.ENDED
-  skipped = prompt if one.transcript.turns else 0
-  found = transcript_lib.episode(one.transcript, skipped, finish)
+  found = transcript_lib.episode(one.transcript, prompt, finish)
   by_turn = one.transcript.turn_places()
   rewards = np.zeros(len(by_turn), np.float32)
   for number, value in one.rewards.items():

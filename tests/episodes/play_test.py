@@ -312,6 +312,16 @@ def test_rewards_of_one_turn_add_up():
   assert one.reward == 3 and one.account.turn_rewards == (3,)
 
 
+def test_first_turns_with_limits_of_their_own_are_requests_of_their_own():
+  async def short(policy, example, seed):
+    await policy.say('Well?', max_tokens=1 + seed % 2)
+
+  engine, _, _ = play(short, records=RECORDS[:1], group=8, alike=False)
+  limits = [one.limit for one in engine.requests]
+  assert {1, 2} == {*limits} and len(limits) == 8
+  assert all(len(one.keys) == 1 for one in engine.requests)
+
+
 def test_episodes_that_begin_with_other_tokens_have_no_prompt():
   bare = '{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}'
   tokenizer = continuation_test._tokenizer(bare)

@@ -2,7 +2,9 @@
 
 import functools
 import json
+import math
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -219,3 +221,38 @@ def test_a_record_reaches_the_episode_and_a_failure_is_told(whole):
     (one,) = grpo_jax.sample(whole[0], [given], environment=guess)
     assert 'as asked' in one['failure'] and one['reward'] is None
     assert 'failed: ' in policy.transcript(one) and one['ended'] == 'failed'
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('layout', ['padded', 'packed', 'shared'])
+def test_what_is_measured_of_answers_is_measured_of_episodes(
+  layout, words, tmp_path
+):
+  measured = {
+    'optim.overshoot_every_steps': 1,
+    'optim.moments': True,
+    'log.geometry_every_steps': 1,
+    'log.token_effects': True,
+    'log.expected_prefixes': True,
+    'sampler.resample_rounds': 1,
+    'learner.epochs': 2,
+    'learner.layout': layout,
+  }
+  seen = []
+  grpo_jax.train(
+    config(words, **measured),
+    tmp_path,
+    environment=guess,
+    on_rollout=lambda step, metrics, rollout: seen.append((metrics, rollout)),
+  )
+  for metrics, rollout in seen:
+    assert metrics['sampler_gap'] < 1e-5 and metrics['turns_max'] > 1
+    for name in (
+      'overshoot', 'adam_carried_norm', 'geometry_cosine_mean',
+      'prefix_part_tokens', 'prefix_part_uncancelled_expected', 'kl_old_k3',
+    ):  # fmt: skip
+      assert math.isfinite(metrics[name]), name
+    # Groups that were drawn again keep what belongs to them.
+    turns = rollout.batch.extras['turn'].max(-1) + 1
+    told = np.array([[one.turns for one in row] for row in rollout.accounts])
+    np.testing.assert_array_equal(turns, told)
