@@ -179,7 +179,7 @@ def test_a_check_plays_with_what_a_config_names(words, tmp_path):
   named = config(
     words,
     **{
-      'environment.name': 'tests.run.environments_test.guess',
+      'environment.name': 'tests.run.environments_test:guess',
       'environment.processes': 1,
       'rewards': ({'name': 'environment'},),
     },
@@ -245,13 +245,13 @@ def test_what_is_measured_of_answers_is_measured_of_episodes(
     environment=guess,
     on_rollout=lambda step, metrics, rollout: seen.append((metrics, rollout)),
   )
+  for name in (
+    'overshoot', 'adam_carried_norm', 'geometry_cosine_mean',
+    'prefix_part_tokens', 'prefix_part_uncancelled_expected', 'kl_old_k3',
+  ):  # fmt: skip
+    assert math.isfinite(seen[-1][0][name]), name
   for metrics, rollout in seen:
     assert metrics['sampler_gap'] < 1e-5 and metrics['turns_max'] > 1
-    for name in (
-      'overshoot', 'adam_carried_norm', 'geometry_cosine_mean',
-      'prefix_part_tokens', 'prefix_part_uncancelled_expected', 'kl_old_k3',
-    ):  # fmt: skip
-      assert math.isfinite(metrics[name]), name
     # Groups that were drawn again keep what belongs to them.
     turns = rollout.batch.extras['turn'].max(-1) + 1
     told = np.array([[one.turns for one in row] for row in rollout.accounts])
