@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import json
 import os
@@ -9,6 +10,7 @@ import statistics
 import sys
 import textwrap
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax import data
 from grpo_jax.commands import printing
@@ -34,22 +36,25 @@ def run(arguments: Arguments) -> None:
     ValueError: The environment cannot be made, all its episodes have failed, or
       something else that was given cannot be used.
   """
-  for name in ('episodes', 'max_turns', 'episode_secs'):
-    if not getattr(arguments, name) > 0:
+  asked = _asked(arguments)
+  for name, value in (
+    ('episodes', arguments.episodes),
+    ('max_turns', asked.max_turns),
+    ('episode_secs', arguments.episode_secs),
+  ):
+    if not value > 0:
       least = 'more than 0' if name == 'episode_secs' else '1 or more'
-      raise ValueError(f'--{name}={getattr(arguments, name)}; give {least}.')
-  tokenizer = read_tokenizer(arguments.tokenizer)
+      raise ValueError(f'--{name}={value}; give {least}.')
+  tokenizer = asked.tokenizer
   ways = Ways(
     arguments.episodes,
     arguments.seed,
-    arguments.max_turns,
+    asked.max_turns,
     arguments.episode_secs,
     _replies(arguments.replies),
     _examples(arguments),
   )
-  found = survey_lib.survey(
-    arguments.name, _mapping(arguments.kwargs, 'kwargs'), ways, _Progress()
-  )
+  found = survey_lib.survey(asked.name, asked.kwargs, ways, _Progress())
   if not found.succeeded:
     raise ValueError(_hopeless(found))
   read = reading(found, tokenizer)
@@ -57,6 +62,38 @@ def run(arguments: Arguments) -> None:
     printing.show_json(to_json(found, read))
     return
   printing.show(*parts(found, read, tokenizer, max(printing.columns(), 40)))
+
+
+class _Asked(NamedTuple):
+  """What is played, by the flags or else by the config."""
+
+  name: str
+  kwargs: Mapping[str, Any]
+  max_turns: int
+  tokenizer: data.Tokenizer | None
+
+
+def _asked(arguments: Arguments) -> _Asked:
+  name, kwargs = arguments.name, _mapping(arguments.kwargs, 'kwargs')
+  turns = arguments.max_turns
+  tokenizer = read_tokenizer(arguments.tokenizer)
+  config = arguments.config
+  if name is None and (config is None or not config.environment.name):
+    given = 'no NAME' if config is None else 'a config without environment.name'
+    raise ValueError(
+      f'environment was given {given}; give one, as in environment '
+      'my_games:Countdown, or the --config of a run that has one.'
+    )
+  if name is None:
+    fields = config.environment
+    name, kwargs = fields.name, {**fields.kwargs, **kwargs}
+    if tokenizer is None:
+      from grpo_jax.run.build import data as build_data
+
+      tokenizer = build_data.tokenizer_of(config)
+  if turns is None:
+    turns = 16 if config is None else config.environment.max_turns
+  return _Asked(name, kwargs, turns, tokenizer)
 
 
 def _mapping(text: str, flag: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ COMMANDS = {
       'name', 'episodes', 'kwargs', 'example', 'config', 'seed', 'max_turns',
       'episode_secs', 'replies', 'tokenizer', 'json', 'verbose',
     ),
-    takes=('name',),
+    takes=('*name',),
   ),
   'plan': Command(
     'plan:run',
@@ -310,7 +310,11 @@ FLAGS = {
   'seed': Flag(
     'Seed of the first episode; each next one has the next number.', int, 0
   ),
-  'max_turns': Flag('End an episode after this many turns.', int, 16),
+  'max_turns': Flag(
+    'End an episode after this many turns (default: as the config has it, or '
+    '16).',
+    int,
+  ),
   'episode_secs': Flag(
     'The longest that the environment may take for an episode.', float, 60.0
   ),
@@ -320,7 +324,8 @@ FLAGS = {
   ),
   'tokenizer': Flag(
     'Count tokens, and show what this chat template makes of the messages: a '
-    'folder, a .gguf file or package:NAME.',
+    'folder, a .gguf file or package:NAME (default: that of the config, if it '
+    'names the environment).',
   ),
   'run': Flag(
     'Workdir of another run. The flag may be repeated.', REPEATED, ()

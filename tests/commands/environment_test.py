@@ -199,3 +199,37 @@ def test_what_is_told_is_what_differs_and_what_goes_wrong():
   assert f'{calls} calls of tools, {calls} of which went wrong' in lines
   (wrong,) = [line for line in lines if ' of them: Error: ' in line]
   assert wrong.startswith(f'  {calls} of them') and 'gold' in wrong
+
+
+def test_a_config_names_the_environment(tmp_path):
+  hf_folder.write_tokenizer(tmp_path / 'words', chat_templates.QWEN3)
+  (tmp_path / 'mine.py').write_text(
+    'from grpo_jax.config import default\n\n\n'
+    'def get_config():\n'
+    '  config = default()\n'
+    f"  config.environment.name = '{MODULE}Countdown'\n"
+    '  config.environment.max_turns = 2\n'
+    f"  config.data.tokenizer = '{tmp_path / 'words'}'\n"
+    "  config.data.train = 'episodes'\n"
+    '  config.data.chat = True\n'
+    "  config.rewards = [{'name': 'environment'}]\n"
+    '  return config\n'
+  )
+  flags = f'--config={tmp_path / "mine.py"}', '--episodes=2', '--json'
+  report = json.loads(cli.call('environment', *flags).stdout)
+  assert report['name'] == f'{MODULE}Countdown'
+  assert report['ended'] == [{'how': 'turns', 'seeds': [0, 1]}]
+  assert report['numbers']['tokens of an observation']['least'] > 0
+  more = cli.call('environment', *flags, '--max_turns=3')
+  assert json.loads(more.stdout)['ended'] != report['ended']
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    ((), 'environment was given no NAME; give one'),
+    (('--config=configs/arithmetic.py',), 'a config without environment.name'),
+  ],
+)
+def test_nothing_to_play_is_refused(flags, words):
+  cli.assert_refused(cli.call('environment', *flags), words)

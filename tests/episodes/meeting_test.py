@@ -29,15 +29,23 @@ GROUP = 2
 # The last ones are played longest, all by the last process.
 RECORDS = [{'prompt': x, 'answer': y} for x, y in zip('abcde', '12145')]
 SPEC = EnvironmentSpec(
-  ('', {}), formats.find('hermes'), sessions.Options(), LIMITS, False, True, 0.5
+  ('', {}),
+  formats.find('hermes'),
+  sessions.Options(),
+  dataclasses.replace(LIMITS, turns=9),
+  False,
+  True,
+  0.5,
 )
 
 
 async def forking(policy, example, seed):
   """Ends at a turn that its record says; asks something aside in between."""
-  said = f'Guess {example["prompt"]}, {seed % 7}.'
+  said, fork = f'Guess {example["prompt"]}, {seed % 7}.', None
   while True:
     reply = await policy.say(said)
+    if fork is not None:
+      await fork.say('aside again')
     if reply.text == '2':
       fork = policy.fork()
       fork.reward(float((await fork.say('aside')).tokens))
@@ -153,7 +161,8 @@ def test_several_play_what_one_plays(number, renders):
   assert len({len(one.episode.ids) for row in played for one in row}) > 2
 
 
-def test_only_what_is_new_is_told():
+@pytest.mark.parametrize('environment', [play_test.guessing, forking])
+def test_only_what_is_new_is_told(environment):
   sent = []
 
   def body(peers):
@@ -165,15 +174,19 @@ def test_only_what_is_new_is_told():
         sent.append(told)
       return told
 
-    return play(play_test.guessing, hosts._replace(exchange=exchange))
+    return play(environment, hosts._replace(exchange=exchange))
 
   (_, prompts, _), *_ = processes_test.run(body, 2)[0]
-  _, _, played = play(play_test.guessing)
+  _, _, played = play(environment)
   *rounds, _ = sent
   ids = [one.ids for told in rounds for some in told for one, *_ in some]
   read = [~one.episode.chosen for group in played for one in group]
   firsts = GROUP * sum(map(len, prompts))
-  assert sum(map(len, ids)) == firsts + sum(x.sum() for x in read)
+  most = firsts + sum(x.sum() for x in read)
+  if environment is forking:  # two branches may begin alike
+    assert sum(map(len, ids)) < most
+  else:
+    assert sum(map(len, ids)) == most
 
 
 def test_what_was_away_in_one_begins_again_there():

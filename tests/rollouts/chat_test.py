@@ -178,6 +178,7 @@ def policy(form):
   run = types.SimpleNamespace(
     tokenizer=tokens,
     engine=engine(),
+    environment=None,
     sampling=engines.Sampling(eos_ids=(1,)),
     **build.sampler_specs(dataclasses.replace(config, sampler=sampler)),
   )
