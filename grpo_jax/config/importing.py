@@ -72,7 +72,7 @@ def imported(name: str, subject: str, also: tuple[type, ...] = ()) -> Any:
   raise _no_function(subject, name, nearest(function_name, vars(module)))
 
 
-def find(name: str, subject: str) -> None:
+def find(name: str, subject: str, also: tuple[type, ...] = ()) -> None:
   """Raises the error of `imported` that is seen without importing the module.
 
   Nothing is raised where only importing can tell: of a module in C, or of one
@@ -81,6 +81,7 @@ def find(name: str, subject: str) -> None:
   Args:
     name: See `imported`.
     subject: See `imported`.
+    also: See `imported`.
 
   Raises:
     ValueError: There is no such module, Python cannot read it, or it has no
@@ -88,7 +89,7 @@ def find(name: str, subject: str) -> None:
   """
   module_name, _, function_name = name.partition(':')
   if module_name in sys.modules or not all(module_name.split('.')):
-    imported(name, subject)
+    imported(name, subject, also=also)
     return
   try:
     source = _source(module_name)

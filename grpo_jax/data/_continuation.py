@@ -98,6 +98,11 @@ def begin(
   )
 
 
+def text(tokenizer: WritesChats, prompt: Prompt, tools: Tools) -> str:
+  """See `Tokenizer.chat_text`."""
+  return _text(tokenizer, _read(prompt), tools)
+
+
 def go_on(
   tokenizer: WritesChats,
   new: Prompt,

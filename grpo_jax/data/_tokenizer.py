@@ -261,6 +261,20 @@ class Tokenizer:
     """
     return _continuation.begin(self, messages, tools, sampled)
 
+  def chat_text(
+    self, messages: Prompt, tools: Sequence[Mapping[str, Any]] = ()
+  ) -> str:
+    """The text of `begin_chat`, whatever tokens its messages spell.
+
+    Args:
+      messages: all of them, or a text by the user. They stay as they are.
+      tools: descriptions of tools, as templates read them.
+
+    Raises:
+      ValueError: see `encode_prompt`.
+    """
+    return _continuation.text(self, messages, tools)
+
   def turn_message(
     self,
     whole: str,

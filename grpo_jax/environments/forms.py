@@ -24,6 +24,7 @@ _OWN = {
   'calculator': 'grpo_jax.environments.calculator:calculator',
   'python': 'grpo_jax.environments.python_tool:Python',
 }
+_LISTS = list, tuple  # of tools, which a name may stand for
 _TAKEN = {'reset': ('example', 'seed'), 'step': ('action',)}
 _FORMS = (
   'an async or sync function (policy, example), a class with reset and step, a '
@@ -87,6 +88,30 @@ def resolve(environment: Any, kwargs: Mapping[str, Any] | None = None) -> Made:
   )
 
 
+def find(name: str) -> None:
+  """Looks for what a name stands for, without importing it.
+
+  Args:
+    name: See `resolve`.
+
+  Raises:
+    ValueError: There is no such environment; what only importing tells is not
+      seen.
+  """
+  _check_known(name)
+  if not adapters.is_name(name):
+    subject = f'The environment {name!r}'
+    importing.find(_OWN.get(name, name), subject, _LISTS)
+
+
+def _check_known(name: str) -> None:
+  if name not in _OWN and ':' not in name:
+    raise ValueError(
+      f'There is no environment {name!r}{importing.nearest(name, _OWN)}; give '
+      f"one of {', '.join(_OWN)}, or 'module:Thing' of your own."
+    )
+
+
 def _name(environment: Any) -> str:
   if isinstance(environment, list | tuple):
     return ', '.join(map(_name, environment))
@@ -103,17 +128,13 @@ def _found(environment: Any, name: str) -> Any:
     return [_found(one, _name(one)) for one in environment]
   if not isinstance(environment, str):
     return environment
-  if environment not in _OWN and ':' not in environment:
-    raise ValueError(
-      f'There is no environment {name!r}{importing.nearest(name, _OWN)}; give '
-      f"one of {', '.join(_OWN)}, or 'module:Thing' of your own."
-    )
+  _check_known(environment)
   if adapters.is_name(environment):
     return adapters.find(environment)
   return importing.imported(
     _OWN.get(environment, environment),
     f'The environment {name!r}',
-    also=(list, tuple),
+    also=_LISTS,
   )
 
 

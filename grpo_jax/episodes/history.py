@@ -119,20 +119,20 @@ def check(
     {'role': 'user', 'content': _NEXT},
   ]
   try:
-    written = tokenizer.begin_chat(chat, tools, [1])
+    written = tokenizer.chat_text(chat, tools)
   except ValueError as error:
     raise ValueError(
       "config.environment.history='template' writes the whole chat each turn,"
       f' but a turn with reasoning is refused: {error}'
     ) from error
-  _, _, behind = tokenizer.decode_whole(written).partition(_ASKED)
+  _, _, behind = written.partition(_ASKED)
   before, found, rest = behind.partition(_SAID)
   _, _, opener = rest.partition(_NEXT)
 
   def read(text: str) -> str:
     """What is read of a text, without white space."""
-    pieces = tokenizer.turn_pieces(tokenizer.encode(text))
-    return ''.join(formats.parse(format, pieces).text.split())
+    parsed = formats.parse(format._replace(own=None), [(text, False)])
+    return ''.join(parsed.text.split())
 
   if not found or read(before + _SAID) != read(opener) + _SAID:
     raise ValueError(

@@ -481,6 +481,14 @@ def _grouped(
     some = [*live.values()][first : first + group]
     begun = [one.transcript for one in some if one.transcript.turns]
     prompt = transcript_lib.common_ids(begun)[:most] if begun else []
+    if begun and not prompt:
+      record = some[0].begin.example.get('index')
+      raise ValueError(
+        f'Two episodes of the record {record} begin with different tokens, so '
+        'that they share no prompt; let the chat template write the same token '
+        "before every chat, or give environment.seed='group' and an "
+        'environment that begins alike for one seed.'
+      )
     played = [_played(one, len(prompt)) for one in some]
     found.append((prompt or [sampling.eos_ids[0]], played))
   return found
@@ -530,8 +538,7 @@ def _played(one: _Live, prompt: int) -> Played:
   """An episode that is over, behind the prompt of its group."""
   is_cut = one.ended not in ('', 'end')
   finish = engines.TRUNCATED if is_cut else engines.ENDED
-  skipped = prompt if one.transcript.turns else 0
-  found = transcript_lib.episode(one.transcript, skipped, finish)
+  found = transcript_lib.episode(one.transcript, prompt, finish)
   by_turn = one.transcript.turn_places()
   rewards = np.zeros(len(by_turn), np.float32)
   for number, value in one.rewards.items():

@@ -408,7 +408,7 @@ class TestPlayer:
     player.close()
     player.close()
     assert (files(), children()) == before
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while {*threading.enumerate()} - threads:
       assert time.monotonic() < until
       time.sleep(0.001)

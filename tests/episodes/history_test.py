@@ -23,6 +23,7 @@ from tests.episodes import proofs_test
 from tests.fake_engine import FakeEngine
 
 TOOLS = trap_templates.TOOLS
+RESULT = {**trap_templates.result(1, '3'), 'tool_call_id': 'call_0'}
 HERMES = formats.find('hermes')
 # Reasoning in a field of its own, as Qwen3 has it: kept behind the last
 # question, and left out before it.
@@ -164,12 +165,9 @@ def test_a_turn_reads_what_a_server_would_write(name):
 )
 def test_where_a_template_appends_it_is_the_same_bit_for_bit(name):
   tokenizer, _, trap, tools = proofs_test.trap_of(name)
-  result = trap_templates.result(1, '3')
   function = {'name': 'add', 'arguments': {'a': 1, 'b': 2}}
   called = f'Well\n<tool_call>{json.dumps(function)}</tool_call>'
-  asks = (
-    ['a'] + [result | {'tool_call_id': 'call_0'}] * bool(tools) + ['b', 'c']
-  )
+  asks = ['a'] + [RESULT] * bool(tools) + ['b', 'c']
   answers = [called] * bool(tools) + ['one', 'two', 'three', 'four']
 
   async def forking(policy, example, seed):
@@ -203,10 +201,9 @@ def test_reasoning_stays_until_the_next_question():
   called = (
     f'<think>\nI add\n</think>\n\n<tool_call>{json.dumps(function)}</tool_call>'
   )
-  result = trap_templates.result(1, '3') | {'tool_call_id': 'call_0'}
   requests, prompts, played = play(
     tokenizer,
-    saying('a', result, 'b', tools=TOOLS),
+    saying('a', RESULT, 'b', tools=TOOLS),
     [called, '<think>\nIt is\n</think>\n\n3', 'c'],
   )
   check_paths(requests, prompts, played)
@@ -220,9 +217,8 @@ def test_reasoning_stays_until_the_next_question():
 def test_a_call_that_was_spelled_otherwise_begins_a_branch():
   tokenizer, _, _, tools = proofs_test.trap_of('tools_in_system')
   odd = '<tool_call>{"arguments":{"b":2,"a":1},"name":"add"}</tool_call>'
-  result = trap_templates.result(1, '3') | {'tool_call_id': 'call_0'}
   requests, prompts, played = play(
-    tokenizer, saying('a', result, tools=tools), [odd, 'b']
+    tokenizer, saying('a', RESULT, tools=tools), [odd, 'b']
   )
   trained = check_paths(requests, prompts, played)
   assert branches(played[0][0].episode) == 1
@@ -258,9 +254,8 @@ def test_behind_what_a_template_refuses_a_turn_goes_on():
     "{{ raise_exception('No call!') }}{% endif %}",
   )
   tokenizer = continuation_test._tokenizer(source)
-  result = trap_templates.result(1, 'Error') | {'tool_call_id': 'call_0'}
   given = [
-    play(tokenizer, saying('a', result, tools=TOOLS), ['<tool_call>{', 'b'], x)
+    play(tokenizer, saying('a', RESULT, tools=TOOLS), ['<tool_call>{', 'b'], x)
     for x in (False, True)
   ]
   check_paths(*given[1])
@@ -304,8 +299,7 @@ def test_what_an_environment_began_is_one_message_with_its_end():
 def test_tools_that_are_told_as_texts_are_told_once():
   tokenizer = continuation_test._tokenizer(SOURCES['separator'])
   called = '```json\n{"name": "add", "arguments": {"a": 1}}\n```'
-  result = trap_templates.result(1, '3') | {'tool_call_id': 'call_0'}
-  environment = saying('a', result, 'b', tools=TOOLS)
+  environment = saying('a', RESULT, 'b', tools=TOOLS)
   found = [
     play(tokenizer, environment, [called, 'b', 'c'], renders)
     for renders in (False, True)
@@ -460,13 +454,12 @@ def test_what_it_costs_is_what_the_readme_says():
     f'<think>\n{words(100)}\n</think>\n\n<tool_call>{function}</tool_call>'
     for _ in asks
   ]
-  result = trap_templates.result(1, '3') | {'tool_call_id': 'call_0'}
-  several = [x for one in asks[:3] for x in (one, result, result)]
+  several = [x for one in asks[:3] for x in (one, RESULT, RESULT)]
   turns = [x for n in range(3) for x in (*calls[2 * n : 2 * n + 2], said[n])]
   page = pathlib.Path(environments.__file__).with_name('README.md').read_text()
   for name, asked, answers, tools in (
     ('six questions', asks, said, None),
-    ('one question, five calls', asks[:1] + [result] * 5, calls[:5] + said[:1],
+    ('one question, five calls', asks[:1] + [RESULT] * 5, calls[:5] + said[:1],
      TOOLS),
     ('three questions, two calls each', several, turns, TOOLS),
   ):  # fmt: skip

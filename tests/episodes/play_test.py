@@ -48,6 +48,8 @@ def play(
   records=RECORDS,
   group=2,
   call_format=HERMES,
+  tokenizer=TOKENIZER,
+  alike=True,
   **changes,
 ):
   engine = FakeEngine(answer, engines.Capabilities(entropy=True))
@@ -59,7 +61,7 @@ def play(
       records,
       [7, 9][: len(records)],
       engine,
-      TOKENIZER,
+      tokenizer,
       player,
       call_format,
       SAMPLING,
@@ -67,6 +69,7 @@ def play(
       group,
       seed=1,
       rollout=4,
+      alike=alike,
     )
   return engine, prompts, played
 
@@ -307,6 +310,33 @@ def test_rewards_of_one_turn_add_up():
 
   _, _, ((one,),) = play(episode, records=RECORDS[:1], group=1)
   assert one.reward == 3 and one.account.turn_rewards == (3,)
+
+
+def test_first_turns_with_limits_of_their_own_are_requests_of_their_own():
+  async def short(policy, example, seed):
+    await policy.say('Well?', max_tokens=1 + seed % 2)
+
+  engine, _, _ = play(short, records=RECORDS[:1], group=8, alike=False)
+  limits = [one.limit for one in engine.requests]
+  assert {1, 2} == {*limits} and len(limits) == 8
+  assert all(len(one.keys) == 1 for one in engine.requests)
+
+
+def test_episodes_that_begin_with_other_tokens_have_no_prompt():
+  bare = '{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}'
+  tokenizer = continuation_test._tokenizer(bare)
+
+  async def begins(policy, example, seed):
+    await policy.say('ab'[seed % 2])
+
+  with pytest.raises(ValueError, match='record 7 begin with different tokens'):
+    play(
+      begins,
+      records=[{'prompt': 'a', 'index': 7}],
+      group=8,
+      tokenizer=tokenizer,
+      alike=False,
+    )
 
 
 def add(a: int, b: int) -> int:

@@ -175,12 +175,14 @@ def trap_of(name):
 
 # Eleven of the twelve: one is refused before anything is played.
 @pytest.mark.parametrize(
-  'number', [14, pytest.param(455, marks=pytest.mark.long)]
+  'number, renders',
+  [
+    (14, False),
+    pytest.param(455, False, marks=pytest.mark.long),
+    pytest.param(98, True, marks=pytest.mark.long),
+  ],
 )
 @pytest.mark.parametrize('name', continuation_test.TAKEN)
-@pytest.mark.parametrize(
-  'renders', [False, pytest.param(True, marks=pytest.mark.long)]
-)
 def test_the_ids_of_every_call_are_those_that_are_trained(
   name, number, renders
 ):

@@ -90,6 +90,14 @@ def test_no_two_calls_have_one_key():
   assert len({tuple(key.tolist()) for key in keys}) == len(keys)
 
 
+def test_something_new_is_always_read():
+  one = Transcript(KEY)
+  one.read((), [1, 2])
+  one.add((), sampled([3]))
+  for ids, kept in (([1, 2, 3, 4], 3), ([1, 2, 3], 2), ([1, 2], 1), ([1], 0)):
+    assert one.kept((), np.array(ids)) == kept
+
+
 def random_transcript(rng):
   """Contexts that grow at random, and what each has read, kept beside it."""
   one = Transcript(KEY)

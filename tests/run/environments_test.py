@@ -2,14 +2,21 @@
 
 import functools
 import json
+import math
 
+import numpy as np
 import pytest
 import tokenizers
 
 import grpo_jax
+from grpo_jax.environments import sessions
 from grpo_jax.planning import dry_run
+from grpo_jax.run import learning
 from grpo_jax.run import policy
 from tests import runs
+from tests.run import export_test
+
+pytestmark = pytest.mark.usefixtures('shared_programs')
 
 TEMPLATE = (
   '{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}'
@@ -74,13 +81,14 @@ def config(words, **changes):
       'environment.max_turns': 4,
       'sampler.max_tokens': 6,
       'evaluation.examples': 3,
+      'checkpoint.every_steps': 1,
       **changes,
     }
   )
 
 
 @pytest.fixture(scope='module')
-def whole(words, tmp_path_factory):
+def whole(words, tmp_path_factory, shared_programs):
   """A run of two rollouts, and what its callback saw."""
   workdir, seen = tmp_path_factory.mktemp('episodes') / 'run', []
   grpo_jax.train(
@@ -103,6 +111,29 @@ def test_turns_are_trained_and_what_is_said_to_them_is_not(whole):
     # Between two turns stands what the environment says.
     several = turns.max(-1) >= 1
     assert (drawn < rollout.length)[several].all()
+
+
+def test_killed_among_episodes_it_goes_on(words, whole, tmp_path, monkeypatch):
+  """At the fifth answer in the second rollout."""
+  real, learn, left = sessions.Player.answer, learning.learn, []
+
+  def note(*given):
+    left.extend(range(5))
+    return learn(*given)
+
+  def answer(self, *given):
+    if left and not left.pop():
+      raise export_test.Killed
+    return real(self, *given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(learning, 'learn', note)
+    patch.setattr(sessions.Player, 'answer', answer)
+    with pytest.raises(ValueError, match='raised Killed'):
+      grpo_jax.train(config(words), tmp_path, environment=guess)
+  assert len(runs.records(tmp_path)) == 2
+  grpo_jax.train(config(words), tmp_path, environment=guess)
+  runs.assert_equal(whole[0], tmp_path)
 
 
 def test_the_workdir_records_the_environment(whole):
@@ -148,7 +179,7 @@ def test_a_check_plays_with_what_a_config_names(words, tmp_path):
   named = config(
     words,
     **{
-      'environment.name': 'tests.run.environments_test.guess',
+      'environment.name': 'tests.run.environments_test:guess',
       'environment.processes': 1,
       'rewards': ({'name': 'environment'},),
     },
@@ -190,3 +221,38 @@ def test_a_record_reaches_the_episode_and_a_failure_is_told(whole):
     (one,) = grpo_jax.sample(whole[0], [given], environment=guess)
     assert 'as asked' in one['failure'] and one['reward'] is None
     assert 'failed: ' in policy.transcript(one) and one['ended'] == 'failed'
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('layout', ['padded', 'packed', 'shared'])
+def test_what_is_measured_of_answers_is_measured_of_episodes(
+  layout, words, tmp_path
+):
+  measured = {
+    'optim.overshoot_every_steps': 1,
+    'optim.moments': True,
+    'log.geometry_every_steps': 1,
+    'log.token_effects': True,
+    'log.expected_prefixes': True,
+    'sampler.resample_rounds': 1,
+    'learner.epochs': 2,
+    'learner.layout': layout,
+  }
+  seen = []
+  grpo_jax.train(
+    config(words, **measured),
+    tmp_path,
+    environment=guess,
+    on_rollout=lambda step, metrics, rollout: seen.append((metrics, rollout)),
+  )
+  for name in (
+    'overshoot', 'adam_carried_norm', 'geometry_cosine_mean',
+    'prefix_part_tokens', 'prefix_part_uncancelled_expected', 'kl_old_k3',
+  ):  # fmt: skip
+    assert math.isfinite(seen[-1][0][name]), name
+  for metrics, rollout in seen:
+    assert metrics['sampler_gap'] < 1e-5 and metrics['turns_max'] > 1
+    # Groups that were drawn again keep what belongs to them.
+    turns = rollout.batch.extras['turn'].max(-1) + 1
+    told = np.array([[one.turns for one in row] for row in rollout.accounts])
+    np.testing.assert_array_equal(turns, told)

@@ -36,12 +36,9 @@ def train_killed(monkeypatch, workdir, at, **changes):
       played.train(workdir, **changes)
 
 
+@pytest.mark.long
 def test_killed_among_episodes_it_goes_on(tmp_path, monkeypatch):
-  changes = {
-    'steps': 3,
-    'data.heldout': '',
-    'environment.kwargs': {'branches': False},
-  }
+  changes = {'steps': 3, 'data.heldout': ''}
   played.train(tmp_path / 'whole', **changes)
   for at in 9, 30:  # in the first rollout, and after a checkpoint
     train_killed(monkeypatch, tmp_path / 'killed', at, **changes)

@@ -44,7 +44,7 @@ SMALL = {
 }
 
 
-async def guessing(policy, example, seed, branches=True):
+async def guessing(policy, example, seed):
   """Ends with a turn of odd length; some fail, and all but some branch."""
   said = example['prompt']
   for turn in range(4):
@@ -53,7 +53,7 @@ async def guessing(policy, example, seed, branches=True):
       return 1.0
     if reply.text.startswith('>'):
       raise ValueError('it begins with >')
-    if branches and reply.text and not turn:
+    if reply.text and not turn:
       fork = policy.fork()
       fork.reward(0.1 * len((await fork.say('01')).text))
     policy.reward(-0.25)

@@ -33,6 +33,7 @@ def test_a_character_is_streamed_when_it_is_whole_and_a_half_at_the_end():
     tokenizer=tokenizer,
     engine=Bytes(),
     sampling=engines.Sampling(eos_ids=(1,)),
+    environment=None,
     **build.sampler_specs(config.Config()),
   )
   policy = policies.Policy(run, 3)

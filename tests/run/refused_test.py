@@ -132,6 +132,7 @@ def test_a_stop_in_the_last_evaluation_says_nothing_of_the_last_rollout():
     progress_lib.check_end(session, waits._replace(unwritten=None))
 
 
+@pytest.mark.long
 def test_with_0_it_goes_on(tmp_path):
   config = runs.small(
     **QUICK,

@@ -78,6 +78,7 @@ def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
     'data': _data(config),
     'warm-up': _warm_up(config.warm_up),
     'rollouts': _rollouts(config),
+    'episodes': _episodes(config.environment),
     'reward': ' + '.join(map(_reward, config.rewards)),
     'held-out': _heldout(config),
   }
@@ -171,10 +172,20 @@ def _warm_up(warm_up: config_lib.WarmUp) -> str:
 def _rollouts(config: config_lib.Config) -> str:
   sampler, learner = config.sampler, config.learner
   updates = _count(learner.batches * learner.epochs, 'update')
+  drawn = f'completions of up to {sampler.max_tokens} tokens'
+  if config.environment.name:
+    drawn = f'episodes, turns of up to {sampler.max_tokens} tokens'
   return (
     f'{config.steps}, each {sampler.prompts} prompts x {sampler.group} '
-    f'completions of up to {sampler.max_tokens} tokens, {updates}'
+    f'{drawn}, {updates}'
   )
+
+
+def _episodes(environment: config_lib.Environment) -> str:
+  if not environment.name:
+    return ''
+  names = ', '.join([environment.name, *environment.others])
+  return f'{names}, up to {_count(environment.max_turns, "turn")}'
 
 
 def _reward(reward: config_lib.Reward) -> str:

@@ -16,6 +16,7 @@ from grpo_jax import rewards
 from grpo_jax.config import Config
 from grpo_jax.config import importing
 from grpo_jax.data import hub
+from grpo_jax.environments import forms
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.keep.objects import is_object
 
@@ -57,6 +58,14 @@ def check_evaluation(config: Config) -> None:
   for reward in config.rewards:
     if not is_object(reward.name):
       rewards.find(reward.name)
+  played = config.environment
+  others = [
+    one['name'] if isinstance(one, dict) and 'name' in one else one
+    for one in played.others.values()
+  ]
+  for name in (played.name, *others):
+    if isinstance(name, str) and name and not is_object(name):
+      forms.find(name)
   if name := config.evaluation.answer:
     importing.find(name, f'config.evaluation.answer={name!r}')
   for source in build_data.sources_in(config.data.heldout):

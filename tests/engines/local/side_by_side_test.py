@@ -60,11 +60,10 @@ def divided(monkeypatch):
 @pytest.mark.parametrize(
   'cores, max_rows',
   [
-    (3, 4096),
     (2, 8),
     *(
       pytest.param(*case, marks=pytest.mark.long)
-      for case in ((2, 4096), (5, 4096), (3, 8), (5, 8))
+      for case in ((2, 4096), (3, 4096), (5, 4096), (3, 8), (5, 8))
     ),
   ],
 )

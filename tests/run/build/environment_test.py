@@ -8,12 +8,15 @@ import pytest
 
 from grpo_jax import config as config_lib
 from grpo_jax import engines
+from grpo_jax.environments import calculator
 from grpo_jax.environments import formats
 from grpo_jax.episodes import play
 from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Episode
+from grpo_jax.run.build import about
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
+from grpo_jax.run.build import names
 from tests.data import continuation_test
 from tests.data import trap_templates
 
@@ -175,6 +178,7 @@ def test_what_episodes_cannot_do_is_refused(group, field, value):
     dataclasses.replace(config, **{group: changed})
 
 
+TOOLBOX = [calculator.calculator]
 OTHERS = {'a': SINGLE, 'b': {'name': SINGLE, 'kwargs': {'text': 'c'}}}
 
 
@@ -288,3 +292,30 @@ def test_a_format_is_that_of_the_template_which_it_reads_back(text, format):
   # A user may know better.
   found = build_environment._call_format('hermes', called(text), [tools])
   assert found.name == 'hermes'
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  [
+    ({'name': 'calculater'}, "'calculater'.*calculator"),
+    ({'name': 'tests.run.build.environment_test:singel'}, 'single'),
+    ({'name': 'no.such.module:Thing'}, 'no.such'),
+    ({'name': SINGLE, 'others': {'a': 'tests.lab.gone:it'}}, 'tests.lab.gone'),
+    ({'name': SINGLE, 'others': {'a': {'name': 'pyton'}}}, "'pyton'.*python"),
+  ],
+)
+def test_a_misspelt_name_is_told_before_anything_is_built(fields, message):
+  with pytest.raises(ValueError, match=message):
+    names.check(made(**fields))
+
+
+def test_names_that_are_there_are_taken():
+  names.check(made(name=SINGLE, others=OTHERS | {'c': 'textarena:Wordle-v0'}))
+  names.check(made(name='calculator'))
+  names.check(made(name=f'{__name__}:TOOLBOX'))
+  (said,) = [
+    line
+    for line in about.facts(made(name=SINGLE, others=OTHERS), 'x')
+    if 'episodes ' in line and 'turns' in line and 'single' in line
+  ]
+  assert 'a, b, up to 16 turns' in said

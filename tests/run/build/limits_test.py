@@ -182,6 +182,7 @@ def test_a_longer_completion_than_the_runs_own_is_refused_too(folder):
     **build.sampler_specs(config(folder, buckets=(8, 64))),
     tokenizer=data.character_tokenizer(data.ALPHABET),
     sampling=engines.Sampling(),
+    environment=None,
     engine=types.SimpleNamespace(capabilities=engines.Capabilities()),
   )
   policy = policies.Policy(run, 1, data.ArithmeticSource('heldout'))
