@@ -6,8 +6,8 @@ accelerator. What a guess rules out for sure is the reward of its turn, and .5
 comes on top if the number is found.
 
 A supervised warm-up shows how to answer, by numbers that are drawn at random.
-Then 2 of the 32 numbers are found; halving finds all. grpo_jax/environments
-has the curve.
+Then 2 of the 32 numbers are found, and after 160 rollouts 28; halving finds all.
+grpo_jax/environments has the curve.
 """
 
 import pathlib
@@ -72,7 +72,7 @@ def random_guesses(number=4096):
 def get_config() -> ConfigDict:
   """The embedded default, for a small transformer that talks with a game."""
   config = default()
-  config.steps = 150
+  config.steps = 160
 
   config.model.num_layers = 2
   config.model.width = 64
@@ -104,15 +104,13 @@ def get_config() -> ConfigDict:
   config.learner.method = 'guess_number:method'
   config.learner.method_kwargs = {}
   config.learner.anchor = 'sampler'
-  config.learner.batches = 1
-  config.learner.epochs = 6
-  config.optim.lr = 1.2e-3
+  config.learner.epochs = 4
+  config.optim.lr = 1.6e-3
   config.optim.warmup_steps = 5
-  config.optim.decay = 'warmup-stable-decay'
+  config.optim.decay = 'linear'
   config.optim.weight_decay = 0.0
   config.optim.b2 = 0.99
   config.evaluation.every_steps = 20
   config.evaluation.examples = 32
   config.checkpoint.every_steps = 100
-  config.log.display = 'plain'
   return config
