@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from grpo_jax import engines
+from grpo_jax import rewards
 from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
 from grpo_jax.environments.base import Unavailable
 from grpo_jax.episodes import play as play_lib
+from grpo_jax.episodes import playing
 from tests.data import continuation_test
 from tests.data import trap_templates
 from tests.fake_engine import FakeEngine
@@ -470,3 +472,46 @@ def test_the_limit_that_cuts_a_turn_is_named():
     answer = lambda request, number: TOKENIZER.encode('abcdefghijkl')
     _, _, ((one,),) = play(long, answer, RECORDS[:1], 1, **changes)
     assert one.account.ended == ended
+
+
+def test_rewards_read_what_the_policy_chose():
+  _, prompts, played = play(guessing)
+  seen = []
+
+  def judge(prompt, completion, example):
+    seen.append((completion, example))
+    return 1.0
+
+  records = [one | {'index': n} for n, one in enumerate(RECORDS)]
+  rollout = playing.collect(
+    records,
+    lambda records, index: (prompts, played),
+    TOKENIZER,
+    [rewards.WeightedReward('judge', judge)],
+    (400,),
+  )
+  assert (np.asarray(rollout.batch.reward) == 1).all()
+  for (completion, example), one in zip(
+    seen, (one for group in played for one in group), strict=True
+  ):
+    episode = one.episode
+    assert completion == one.last_text == one.account.last_text
+    assert example['completion_ids'] == episode.ids[episode.chosen].tolist()
+    assert example['truncated'] is False
+    assert example['episode']['turn_rewards']
+
+
+def test_a_rollout_in_which_all_have_failed_has_no_tokens():
+  async def fails(policy, example):
+    raise OSError('away')
+
+  _, prompts, played = play(fails)
+  records = [one | {'index': n} for n, one in enumerate(RECORDS)]
+  rollout = playing.collect(
+    records,
+    lambda records, index: (prompts, played),
+    TOKENIZER,
+    [rewards.WeightedReward('environment', rewards.environment)],
+    (400,),
+  )
+  assert not rollout.batch.mask.any() and not rollout.batch.valid.any()
