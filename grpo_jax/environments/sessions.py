@@ -196,6 +196,7 @@ class Player:
     self._spoiled: set[places.Place] = set()
     self._waiting: dict[int, Begin] = {}
     self._live: dict[int, _Live] = {}
+    self._numbered: dict[int, _Live] = {}  # the same by their own numbers
     self._numbers = itertools.count()
     self._news: dict[int, list[Event]] = {}
     self._away: dict[int, int] = {}  # how often each was `unavailable`
@@ -318,7 +319,13 @@ class Player:
       self._forget(place)
       place.end()
     self._places.clear()
-    for kept in (self._live, self._waiting, self._news, self._spoiled):
+    for kept in (
+      self._live,
+      self._numbered,
+      self._waiting,
+      self._news,
+      self._spoiled,
+    ):
       kept.clear()
     self._selector.close()
 
@@ -335,7 +342,8 @@ class Player:
       episode = next(iter(self._waiting))
       begin = self._waiting.pop(episode)
       number = next(self._numbers)
-      self._live[episode] = _Live(begin, number, place, slot)
+      live = _Live(begin, number, place, slot)
+      self._live[episode] = self._numbered[number] = live
       try:
         place.tell('begin', begin._replace(episode=number), slot)
       except ValueError as error:
@@ -388,9 +396,8 @@ class Player:
     if isinstance(word, events.Spoiled):
       self._spoiled.add(place)
       return
-    number = word.episode
-    live = next((one for one in self._of(place) if one.number == number), None)
-    if live is None:
+    live = self._numbered.get(word.episode)
+    if live is None or live.place is not place:
       if isinstance(word, events.Stuck) and place.is_process:
         self._lost(place, [], 'another episode does not end')
       return
@@ -414,7 +421,9 @@ class Player:
 
   def _over(self, event: Done | Failed) -> None:
     episode = event.episode
-    self._live.pop(episode, None)
+    live = self._live.pop(episode, None)
+    if live is not None:
+      self._numbered.pop(live.number)
     if isinstance(event, Failed) and event.unavailable:
       self._away[episode] = self._away.get(episode, 0) + 1
       again = self._away[episode] <= self._options.retries

@@ -6,6 +6,7 @@ from any thread.
 """
 
 import asyncio
+import collections
 from collections.abc import Callable
 import contextlib
 import threading
@@ -46,6 +47,8 @@ class Stage:
     self._kept: dict[str, list[playing.Playing]] = {}
     self._mains: set[asyncio.Task[Any]] = set()
     self._words: list[events.Word] = []
+    self._told: collections.deque[tuple[Any, ...]] = collections.deque()
+    self._is_woken = False  # and has not looked into what it was told yet
     self._lock = threading.Lock()
     self._is_closed = False
     self._loop = asyncio.new_event_loop()
@@ -85,8 +88,17 @@ class Stage:
 
   def tell(self, name: str, *arguments: Any) -> None:
     """Calls one of the methods below in the thread of the loop."""
+    self._told.append((getattr(self, name), *arguments))
+    if self._is_woken:  # once for many: each time takes as long as an answer
+      return
+    self._is_woken = True
     with contextlib.suppress(RuntimeError):  # it is closed
-      self._loop.call_soon_threadsafe(getattr(self, name), *arguments)
+      self._loop.call_soon_threadsafe(self._hear)
+
+  def _hear(self) -> None:
+    self._is_woken = False  # first, so that nothing told from now on is missed
+    while self._told:
+      self._loop.call_soon(*self._told.popleft())
 
   def begin(self, begin: events.Begin, slot: int) -> None:
     """Begins an episode."""

@@ -5,12 +5,14 @@ plays; see `meeting`. Devices are used by this thread alone; environments run
 where their player lets them run.
 """
 
+import collections
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+import json
 from typing import Any
 from typing import NamedTuple
 
@@ -81,6 +83,9 @@ class Played(NamedTuple):
   def failure(self) -> str:
     """Why it failed; '' if it did not."""
     return self.account.failure
+
+
+_MOST_KEPT = 300  # characters of a text that is encoded or read once
 
 
 @dataclasses.dataclass
@@ -200,10 +205,14 @@ class _Rounds:
     self._reads_tools = template is not None and template.reads_tools
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
+    # What episodes are told, and say, is often the same.
+    self._encoded: dict[str, np.ndarray] = {}
+    self._turns: dict[tuple[bytes, bool], tuple[str, formats.Parsed]] = {}
 
   def asked(self) -> list[Call]:
     """The turns that wait, by episode; none once all episodes are over."""
     calls: list[Call] = []
+    waiting: collections.Counter[int] = collections.Counter()
     is_again = False  # an episode has begun again, and is waited for
     while (is_again or not calls) and not self._are_over():
       said: list[events.Say] = []
@@ -219,12 +228,14 @@ class _Rounds:
           said = [one for one in said if one.episode != number]
           # Of the try before, or of a fork that nobody waits for any more.
           calls = [call for call in calls if call.number != number]
+          waiting.pop(number, None)
       # By the tree: whom a limit meets is no matter of who came first.
       for event in sorted(said, key=self._place):
-        waiting = sum(call.number == event.episode for call in calls)
-        call = self._said(self._live[event.episode], event, waiting)
+        number = event.episode
+        call = self._said(self._live[number], event, waiting[number])
         if call is not None:
           calls.append(call)
+          waiting[number] += 1
     return sorted(calls, key=lambda call: call.number)
 
   def _are_over(self) -> bool:
@@ -318,8 +329,7 @@ class _Rounds:
     last = transcript.last(path)
     if last is None:
       written = self._written(messages, tools)
-      ids = self._tokenizer.begin_chat(written, shown)
-      return np.array(ids, np.int32), None
+      return self._ids(self._tokenizer.begin_chat, written, shown), None
     if self._renders:
       parts = transcript.parts(path)
       whole = history.ids(
@@ -331,27 +341,26 @@ class _Rounds:
     # A stop string ends a turn without an end token, as a limit does.
     cut = last.sampled.finish != engines.ENDED
     is_open = cut and self._tokenizer.reasoning_is_open(last.ids)
-    ids = self._tokenizer.continue_chat(
-      self._written(messages), shown, cut, is_open
-    )
-    return np.array(ids, np.int32), None
+    go_on, written = self._tokenizer.continue_chat, self._written(messages)
+    return self._ids(go_on, written, shown, cut, is_open), None
+
+  def _ids(self, encode: Callable[..., list[int]], *given: Any) -> np.ndarray:
+    """The ids of messages; i32[n], which nobody may change."""
+    key = json.dumps([encode.__name__, *given])
+    if (ids := self._encoded.get(key)) is not None:
+      return ids
+    ids = np.array(encode(*given), np.int32)
+    if len(key) <= _MOST_KEPT:
+      self._encoded[key] = ids
+    return ids
 
   def answer(self, call: Call, sampled: engines.Sampled) -> None:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
     tools = one.tools.get(call.context, ())
-    pieces = self._tokenizer.turn_pieces(sampled.ids)
-    text = ''.join(text for text, _ in pieces)
     cut = sampled.finish == engines.TRUNCATED
-    parsed = formats.parse(
-      self._format,
-      pieces,
-      self._opened,
-      cut,
-      tools,
-      self._special,
-    )
+    text, parsed = self._parsed(sampled.ids, cut, tools)
     path, said = one.contexts[call.context], {}
     if self._renders:
       said = history.message(self._tokenizer, parsed, text, self._shown(tools))
@@ -377,6 +386,23 @@ class _Rounds:
         len(sampled.ids),
       ),
     )
+
+  def _parsed(
+    self, ids: np.ndarray, cut: bool, tools: Sequence[Any]
+  ) -> tuple[str, formats.Parsed]:
+    """The text of a turn, and what it says."""
+    key = ids.tobytes(), cut
+    if (found := self._turns.get(key)) is not None:
+      return found
+    pieces = self._tokenizer.turn_pieces(ids)
+    text = ''.join(text for text, _ in pieces)
+    parsed = formats.parse(
+      self._format, pieces, self._opened, cut, tools, self._special
+    )
+    # Calls depend on the tools of the episode, which may change its arguments.
+    if not parsed.calls and not parsed.problems and len(text) <= _MOST_KEPT:
+      self._turns[key] = text, parsed
+    return text, parsed
 
   def _shortened(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message, without the middle of what a tool says at too great length."""
