@@ -136,10 +136,16 @@ def _examples(arguments: Arguments) -> tuple[dict[str, Any], ...]:
   from grpo_jax.run.build import data as build_data
 
   sources, _ = build_data.train(arguments.config)
-  if not sources:
-    return ({},)
-  number = min(arguments.episodes, len(sources[0]))
-  return tuple(dict(sources[0][place]) for place in range(number))
+  others = arguments.config.environment.others
+  found: list[dict[str, Any]] = []
+  for place in range(len(sources[0]) if sources else 0):
+    record = dict(sources[0][place])
+    # Those that begin another environment say nothing of this one.
+    if not (others and record.get('environment')):
+      found.append(record)
+    if len(found) == arguments.episodes:
+      break
+  return tuple(found) or ({},)
 
 
 def read_tokenizer(name: str | None) -> data.Tokenizer | None:

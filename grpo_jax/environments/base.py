@@ -91,7 +91,8 @@ class Policy(Protocol):
       *new: Messages; a text is a message of the user.
       tools: Schemas of the tools that may be called; None: those of the
         environment. They are those of the first turn ever after.
-      max_tokens: Of the answer, at most; None: as the run has it.
+      max_tokens: Of the answer, at most; None: as the run has it. An answer
+        that reaches it is the last of the episode.
 
     Raises:
       Ended: A limit of the episode has been met.

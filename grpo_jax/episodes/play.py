@@ -95,7 +95,10 @@ class _Live:
   transcript: Transcript
   begin: events.Begin
   contexts: dict[int, Path] = dataclasses.field(default_factory=lambda: {0: ()})
-  tools: Sequence[Any] = ()  # of its first turn
+  # By the numbers of contexts: the tools of its first turn, and the limit that
+  # the turn under way meets first.
+  tools: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
+  limits: dict[int, str] = dataclasses.field(default_factory=dict)
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
   reward: float | None = None
   failure: str = ''
@@ -221,7 +224,11 @@ class _Rounds:
         self._take(event)
         is_again |= isinstance(event, events.Failed) and event.unavailable
         if isinstance(event, events.Done | events.Failed):
-          said = [one for one in said if one.episode != event.episode]
+          number = event.episode
+          said = [one for one in said if one.episode != number]
+          # Of the try before, or of a fork that nobody waits for any more.
+          calls = [call for call in calls if call.number != number]
+          waiting.pop(number, None)
       # By the tree: whom a limit meets is no matter of who came first.
       for event in sorted(said, key=self._place):
         number = event.episode
@@ -244,6 +251,7 @@ class _Rounds:
       case events.Forked():
         path = one.transcript.fork(one.contexts[event.of])
         one.contexts[event.context] = path
+        one.tools[event.context] = one.tools.get(event.of, ())
       case events.Rewarded():
         before = one.rewards.get(event.turn, 0.0)
         one.rewards[event.turn] = before + event.value
@@ -256,7 +264,7 @@ class _Rounds:
         self._live[event.episode] = fresh
         self._player.begin(one.begin)
       case events.Failed():
-        one.is_over, one.failure = True, event.reason
+        one.is_over, one.failure = True, one.failure or event.reason
 
   def _said(self, one: _Live, event: events.Say, waiting: int) -> Call | None:
     """Adds messages to a context; the turn behind them, if it is allowed.
@@ -267,10 +275,20 @@ class _Rounds:
       waiting: How many other turns of the episode are in this round.
     """
     path, transcript = one.contexts[event.context], one.transcript
-    messages = [self._shortened(message) for message in event.messages]
-    if transcript.last(path) is None:
-      one.tools = one.tools or event.tools
-    ids, kept = self._read(one, path, messages)
+    if transcript.last(path) is None and event.tools:
+      one.tools[event.context] = event.tools
+    tools = one.tools.get(event.context, ())
+    try:
+      messages = [self._shortened(message) for message in event.messages]
+      ids, kept = self._read(one, path, messages, tools)
+    except (ValueError, KeyError, TypeError) as error:
+      # It may say what no chat template takes.
+      kind = type(error).__name__
+      reason = f'said what cannot be read ({kind}): {str(error):.300}'
+      one.failure = one.failure or reason
+    if one.failure:
+      self._player.cancel(event.episode, 'failed')
+      return None
     limits, drawn = self._limits, transcript.drawn() + one.asked
     whole = np.concatenate([transcript.ids(path)[:kept], ids])
     room = {
@@ -285,14 +303,21 @@ class _Rounds:
       self._player.cancel(event.episode, one.ended)
       return None
     transcript.read(path, ids, messages, kept)
-    most = min(limits.turn_tokens, room['tokens'], room['context'])
-    limit = min(most, event.max_tokens or most)
+    turn = min(limits.turn_tokens, event.max_tokens or limits.turn_tokens)
+    most = {'length': turn, **room}
+    del most['turns']
+    name = min(most, key=lambda name: most[name])
+    one.limits[event.context], limit = name, most[name]
     one.asked += limit
     key, is_first = transcript.contexts[path].key, not transcript.turns
     return Call(event.episode, event.context, whole, key, limit, is_first)
 
   def _read(
-    self, one: _Live, path: Path, messages: Sequence[Mapping[str, Any]]
+    self,
+    one: _Live,
+    path: Path,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
   ) -> tuple[np.ndarray, int | None]:
     """What a context reads next.
 
@@ -300,15 +325,15 @@ class _Rounds:
       New ids, i32[n]; and how many of what the context has they follow, None
       for all of them.
     """
-    transcript, shown = one.transcript, self._shown(one)
+    transcript, shown = one.transcript, self._shown(tools)
     last = transcript.last(path)
     if last is None:
-      written = self._written(messages, one.tools)
+      written = self._written(messages, tools)
       return self._ids(self._tokenizer.begin_chat, written, shown), None
     if self._renders:
       parts = transcript.parts(path)
       whole = history.ids(
-        self._tokenizer, parts, messages, one.tools, self._written, shown
+        self._tokenizer, parts, messages, tools, self._written, shown
       )
       if whole is not None:
         kept = transcript.kept(path, whole)
@@ -333,17 +358,18 @@ class _Rounds:
     """Adds a turn to its context, and tells the environment what was said."""
     one = self._live[call.number]
     one.asked -= call.limit
+    tools = one.tools.get(call.context, ())
     cut = sampled.finish == engines.TRUNCATED
-    text, parsed = self._parsed(sampled.ids, cut, one.tools)
+    text, parsed = self._parsed(sampled.ids, cut, tools)
     path, said = one.contexts[call.context], {}
     if self._renders:
-      said = history.message(self._tokenizer, parsed, text, self._shown(one))
+      said = history.message(self._tokenizer, parsed, text, self._shown(tools))
     turn = one.transcript.add(path, sampled, text, said)
     one.last_text = parsed.text
-    if one.ended:
+    if one.ended or one.failure:
       return  # by another turn of this round
-    if cut or not self._goes_on(one, sampled):
-      one.ended = 'length' if cut else 'end'
+    if cut or not self._goes_on(tools, sampled):
+      one.ended = one.limits[call.context] if cut else 'end'
       self._player.cancel(call.number, one.ended)
       return
     names = {engines.ENDED: 'end', engines.STOPPED: 'stop'}
@@ -392,16 +418,16 @@ class _Rounds:
     cut = mark.join(self._tokenizer.decode(end) for end in ends)
     return {**message, 'content': cut}
 
-  def _goes_on(self, one: _Live, sampled: engines.Sampled) -> bool:
+  def _goes_on(self, tools: Sequence[Any], sampled: engines.Sampled) -> bool:
     """Whether a turn has ended as turns do, and not the whole chat."""
     last = int(sampled.ids[-1])
     if last not in self._tokenizer.eos_ids:
       return True  # a stop string
-    return last in self._tokenizer.turn_end_ids(self._shown(one))
+    return last in self._tokenizer.turn_end_ids(self._shown(tools))
 
-  def _shown(self, one: _Live) -> Sequence[Any]:
+  def _shown(self, tools: Sequence[Any]) -> Sequence[Any]:
     """The tools that the chat template is given."""
-    return one.tools if self._reads_tools else ()
+    return tools if self._reads_tools else ()
 
   def _written(
     self,
@@ -484,8 +510,8 @@ def _grouped(
     if begun and not prompt:
       record = some[0].begin.example.get('index')
       raise ValueError(
-        f'Two episodes of the record {record} begin with different tokens, so '
-        'that they share no prompt; let the chat template write the same token '
+        f'The episodes of the record {record} share no first token, so that '
+        'they have no prompt; let the chat template write the same token '
         "before every chat, or give environment.seed='group' and an "
         'environment that begins alike for one seed.'
       )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax import engines
 from grpo_jax import rewards as rewards_lib
 from grpo_jax.data import Tokenizer
 from grpo_jax.data import prompt_text
@@ -99,7 +100,7 @@ class _Judge:
       self._scoring.add(
         prompt_text(self._records[p]['prompt']),
         one.last_text,
-        rollout_lib.copied(self._records[p]) | {EPISODE: _told(one)},
+        rollout_lib.copied(self._records[p]) | _more(one),
       )
       for p, one in every
     ]
@@ -111,6 +112,16 @@ class _Judge:
       judged=scores.judged & ~failed,
       reward=np.where(failed, 0, scores.reward).astype(np.float32),
     )
+
+
+def _more(one: Played) -> dict[str, Any]:
+  """What an example has beside its record: of all turns together."""
+  episode = one.episode
+  return {
+    'completion_ids': episode.ids[episode.chosen].tolist(),
+    'truncated': episode.finish == engines.TRUNCATED,
+    EPISODE: _told(one),
+  }
 
 
 def _told(one: Played) -> dict[str, Any]:

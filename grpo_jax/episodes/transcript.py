@@ -286,6 +286,8 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
 
   def array(name: str, dtype: Any) -> Any:
     """What the engine has said of each token; 0 where it has not drawn it."""
+    if not turns and name in ('logp', 'log_kept', 'version'):
+      return np.zeros(keep.sum(), dtype)  # every engine tells these
     if all(getattr(one.sampled, name) is None for one in turns):
       return None
     values = [

@@ -57,6 +57,12 @@ class Account(NamedTuple):
     """How many turns the policy had."""
     return sum(message['by'] == 'policy' for message in self.messages)
 
+  @property
+  def last_text(self) -> str:
+    """What the policy wrote last, in the order of the tree."""
+    by_policy = [one for one in self.messages if one['by'] == 'policy']
+    return str(by_policy[-1]['content']) if by_policy else ''
+
 
 class Episode(NamedTuple):
   """What was read and written after a first prompt: t tokens in n turns.

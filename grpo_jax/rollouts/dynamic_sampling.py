@@ -140,7 +140,7 @@ def draw(
     drawn.append(fresh)
     if retire:
       retired |= {
-        _identity(records[p]['prompt'])
+        _identity(records[p], bool(fresh.accounts))
         for p in np.flatnonzero(_solved(fresh, right_reward))
       }
     # Without dynamic sampling every group counts, whatever its rewards.
@@ -225,7 +225,9 @@ def next_records(
   while len(records) < number:
     (record,) = data.take(stream, position, 1)
     position += 1
-    solved = bool(retired) and _identity(record['prompt']) in retired
+    solved = bool(retired) and not retired.isdisjoint(
+      _identity(record, is_whole) for is_whole in (False, True)
+    )
     if not solved and (fits is None or fits(record)):
       records.append(record)
       skipped, too_long = 0, False
@@ -255,13 +257,24 @@ def _none_drawn(retired: int, too_long: bool) -> str:
   )
 
 
-def _identity(prompt: data.Prompt) -> int:
-  """A 64-bit hash of a prompt: short to save, the same in every run."""
+def _identity(record: Mapping[str, Any], is_whole: bool) -> int:
+  """A 64-bit hash of a prompt: short to save, the same in every run.
+
+  Args:
+    record: Of the prompt.
+    is_whole: Whether all of the record tells it from others: an environment may
+      be asked to do another thing with the same words.
+  """
+  identity: Any = record['prompt']
+  if is_whole:
+    identity = {k: x for k, x in sorted(record.items()) if k != 'index'}
   # Of all messages: two chats may differ in the first and share the last.
-  if not isinstance(prompt, str):
-    prompt = json.dumps([dict(message) for message in prompt], default=str)
+  elif not isinstance(identity, str):
+    identity = [dict(message) for message in identity]
+  if not isinstance(identity, str):
+    identity = json.dumps(identity, default=str)
   # Python's own hash of a string differs from process to process.
-  digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
+  digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
   return int.from_bytes(digest, 'big')
 
 

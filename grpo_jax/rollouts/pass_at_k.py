@@ -169,7 +169,8 @@ def first_rewards(rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
   """What an evaluation reads: the first reward, and where it counts.
 
   An answer on which it has failed has not earned it: it counts, as 0. Where
-  only another reward has failed, the first one counts as it is.
+  only another reward has failed, the first one counts as it is. An episode
+  whose environment has failed does not count.
 
   Args:
     rollout: See `Rollout`.
@@ -183,6 +184,8 @@ def first_rewards(rollout: Rollout) -> tuple[np.ndarray, np.ndarray]:
   reward = np.where(failed[..., 0], 0.0, reward)
   counts = np.asarray(rollout.batch.valid, bool) | failed.any(-1)
   counts &= ~np.isnan(reward)
+  if rollout.accounts:
+    counts &= [[not one.failure for one in row] for row in rollout.accounts]
   return np.where(counts, reward, 0.0), counts
 
 
@@ -235,6 +238,8 @@ def summarize(
   }
   left_out = {}
   texts = rollout.texts
+  if rollout.accounts:  # what was said last
+    texts = [[one.last_text for one in row] for row in rollout.accounts]
   if answer is not None:
     texts = [[answer(text) for text in row] for row in texts]
   for k in ks:

@@ -50,7 +50,7 @@ def collect(
     hosts: The processes that play; see `play.play`.
   """
   spec, buckets = run.environment, run.data.completion_buckets
-  if spec is None or player is None:
+  if spec is None:
     return rollout_lib.collect(
       records,
       run.engine,
@@ -67,6 +67,7 @@ def collect(
       workers=workers,
       check=check,
     )
+  assert player is not None  # of the spec
   play = functools.partial(
     build_environment.play,
     spec,

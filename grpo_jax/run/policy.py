@@ -249,6 +249,12 @@ def _sampling(
     sampling = dataclasses.replace(sampling, temperature=temperature)
   limit = run.draw.max_tokens if max_tokens is None else max_tokens
   engines.check_limit(limit, sampling)
+  if run.environment is not None and limit > run.draw.max_tokens:
+    raise ValueError(
+      f'--max_tokens={limit}, but turns of this run have at most '
+      f'{run.draw.max_tokens} tokens (sampler.max_tokens); give that or less, '
+      'or --config.sampler.max_tokens.'
+    )
   return sampling, limit
 
 

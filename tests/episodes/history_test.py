@@ -346,7 +346,7 @@ def test_what_is_read_anew_counts_once():
 
   _, prompts, ((one,),) = played()
   size = len(prompts[0]) + len(one.episode.ids)
-  for room, ended in ((size, 'done'), (size - 1, 'length')):
+  for room, ended in ((size, 'done'), (size - 1, 'context')):
     _, _, ((one,),) = played(context_tokens=room)
     assert one.account.ended == ended
 

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from grpo_jax import engines
+from grpo_jax import rewards
+from grpo_jax.environments import events
 from grpo_jax.environments import formats
 from grpo_jax.environments import sessions
 from grpo_jax.environments.base import Unavailable
 from grpo_jax.episodes import play as play_lib
+from grpo_jax.episodes import playing
 from tests.data import continuation_test
 from tests.data import trap_templates
 from tests.fake_engine import FakeEngine
@@ -329,7 +332,7 @@ def test_episodes_that_begin_with_other_tokens_have_no_prompt():
   async def begins(policy, example, seed):
     await policy.say('ab'[seed % 2])
 
-  with pytest.raises(ValueError, match='record 7 begin with different tokens'):
+  with pytest.raises(ValueError, match='record 7 share no first token'):
     play(
       begins,
       records=[{'prompt': 'a', 'index': 7}],
@@ -366,3 +369,149 @@ def test_a_template_without_tools_gets_them_as_texts():
   assert text.count('"name": "add", "description": "Adds."') == 1
   assert '<|im_start|>user\nResult of add:\n3<|im_end|>' in text
   assert one.last_text == '3' and one.account.tool_calls == 1
+
+
+class Scripted:
+  """A player that gives its events in rounds, and notes what it is told."""
+
+  def __init__(self, *rounds):
+    self.rounds, self.answered, self.begun = [*rounds], [], []
+
+  def begin(self, begin):
+    self.begun.append(begin.episode)
+
+  def wait(self):
+    return self.rounds.pop(0)
+
+  def answer(self, episode, context, reply):
+    self.answered.append((episode, context))
+
+  def cancel(self, episode, reason):
+    pass
+
+
+def scripted(player, group, tokenizer=TOKENIZER):
+  engine = FakeEngine(counting, engines.Capabilities(entropy=True))
+  engine.load(None, 3)
+  prompts, played = play_lib.play(
+    RECORDS[:1], [7], engine, tokenizer, player, HERMES, SAMPLING, LIMITS,
+    group, seed=1, rollout=4,
+  )  # fmt: skip
+  return engine, played[0]
+
+
+def say(episode, text, context=0, tools=()):
+  messages = [{'role': 'user', 'content': text}]
+  return events.Say(episode, context, messages, tools, None)
+
+
+def done(episode):
+  return events.Done(episode, 1.0, 0, 0, 0, 0.0)
+
+
+def test_a_call_of_a_try_before_is_not_drawn():
+  """One begins again while the call of another one waits."""
+  player = Scripted(
+    [say(0, 'first'), events.Failed(1, 'away', unavailable=True)],
+    # The other one is away too, before anything was drawn for it.
+    [events.Failed(0, 'away', unavailable=True), say(1, 'second')],
+    [say(0, 'first again')],
+    [done(0), done(1)],
+  )
+  engine, played = scripted(player, 2)
+  assert player.begun == [0, 1, 1, 0] and len(player.answered) == 2
+  for one, text in zip(played, ['first again', 'second']):
+    assert [m['content'] for m in one.account.messages][0] == text
+    assert one.account.turns == 1
+
+
+def test_what_no_template_takes_fails_its_episode_alone():
+  async def odd(policy, example, seed):
+    await policy.say('Well?')
+    if seed % 2:
+      await policy.say({'role': 'user', 'content': 5})
+    return 1.0
+
+  _, _, ((*group,),) = play(odd, records=RECORDS[:1], group=8, alike=False)
+  failures = [one for one in group if one.failure]
+  assert 0 < len(failures) < 8
+  for one in failures:
+    assert one.reward is None and one.account.ended == 'failed'
+  assert all(one.reward == 1.0 for one in group if not one.failure)
+
+
+def schema(name):
+  function = {'name': name, 'description': name, 'parameters': {}}
+  return {'type': 'function', 'function': function}
+
+
+def test_tools_are_those_of_a_context():
+  player = Scripted(
+    [
+      events.Forked(0, 1, 0),
+      say(0, 'a', 0, (schema('alpha'),)),
+      say(0, 'b', 1, (schema('beta'),)),
+    ],
+    [done(0)],
+  )
+  source = trap_templates.ALL['tools_in_system'].source
+  engine, _ = scripted(player, 1, continuation_test._tokenizer(source))
+  read = [TOKENIZER.decode_whole(one.ids) for one in engine.requests]
+  assert ['alpha' in text for text in read] == [True, False]
+  assert ['beta' in text for text in read] == [False, True]
+
+
+def test_the_limit_that_cuts_a_turn_is_named():
+  async def long(policy, example):
+    await policy.say('Well?')
+
+  for changes, ended in (
+    ({'episode_tokens': 3, 'turn_tokens': 5}, 'tokens'),
+    ({'episode_tokens': 9, 'turn_tokens': 3}, 'length'),
+  ):
+    answer = lambda request, number: TOKENIZER.encode('abcdefghijkl')
+    _, _, ((one,),) = play(long, answer, RECORDS[:1], 1, **changes)
+    assert one.account.ended == ended
+
+
+def test_rewards_read_what_the_policy_chose():
+  _, prompts, played = play(guessing)
+  seen = []
+
+  def judge(prompt, completion, example):
+    seen.append((completion, example))
+    return 1.0
+
+  records = [one | {'index': n} for n, one in enumerate(RECORDS)]
+  rollout = playing.collect(
+    records,
+    lambda records, index: (prompts, played),
+    TOKENIZER,
+    [rewards.WeightedReward('judge', judge)],
+    (400,),
+  )
+  assert (np.asarray(rollout.batch.reward) == 1).all()
+  for (completion, example), one in zip(
+    seen, (one for group in played for one in group), strict=True
+  ):
+    episode = one.episode
+    assert completion == one.last_text == one.account.last_text
+    assert example['completion_ids'] == episode.ids[episode.chosen].tolist()
+    assert example['truncated'] is False
+    assert example['episode']['turn_rewards']
+
+
+def test_a_rollout_in_which_all_have_failed_has_no_tokens():
+  async def fails(policy, example):
+    raise OSError('away')
+
+  _, prompts, played = play(fails)
+  records = [one | {'index': n} for n, one in enumerate(RECORDS)]
+  rollout = playing.collect(
+    records,
+    lambda records, index: (prompts, played),
+    TOKENIZER,
+    [rewards.WeightedReward('environment', rewards.environment)],
+    (400,),
+  )
+  assert not rollout.batch.mask.any() and not rollout.batch.valid.any()

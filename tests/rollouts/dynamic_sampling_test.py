@@ -322,3 +322,13 @@ def test_what_counts_as_equal_is_what_losses_take_for_equal():
   found = dynamic_sampling._uniform(rollout._replace(batch=batch))
   np.testing.assert_array_equal(found, losses.uniform_groups(batch))
   assert 0.2 < found.mean() < 0.9 and not valid.any(axis=1).all()
+
+
+def test_an_environment_may_ask_another_thing_with_the_same_words():
+  one = {'prompt': 'Guess.', 'number': 3, 'index': 1}
+  identity = dynamic_sampling._identity
+  others = [one | {'index': 2}, one | {'number': 4}, one | {'prompt': 'Go.'}]
+  same = [identity(one, True) == identity(other, True) for other in others]
+  assert same == [True, False, False]
+  same = [identity(one, False) == identity(other, False) for other in others]
+  assert same == [True, True, False]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.rollouts import pass_at_k
 
@@ -218,6 +219,24 @@ def test_a_summary_of_a_rollout():
   assert got == pass_at_k.summarize(made(), [1, 2, 4], 1.0, seed=0)
   lenient = pass_at_k.summarize(made(), [1], 0.5, seed=0)
   np.testing.assert_allclose(lenient['accuracy'], 5 / 12)
+
+
+def test_episodes_that_have_failed_are_left_out_and_the_last_word_counts():
+  said = lambda text: ({'by': 'policy', 'content': 'x'}, {'by': 'environment'},
+                       {'by': 'policy', 'content': text})  # fmt: skip
+  accounts = [[Account(said(text)) for text in row] for row in TEXTS]
+  whole = made()._replace(texts=[['all of it'] * 4] * 3, accounts=accounts)
+  wanted = pass_at_k.summarize(made(), [1, 4], 1.0, seed=0)
+  assert pass_at_k.summarize(whole, [1, 4], 1.0, seed=0) == wanted
+  accounts[1] = [one._replace(failure='away') for one in accounts[1]]
+  # As 'environment' says it, where it is a reward.
+  failures = np.full((3, 4, 2), '', object)
+  failures[1, :, 0] = 'away'
+  spoilt = whole._replace(failures=failures)
+  got = pass_at_k.summarize(spoilt, [1, 4], 1.0, seed=0)
+  right = (REWARD >= 1)[[0, 2]]
+  np.testing.assert_allclose(got['accuracy'], right.mean())
+  assert got['prompts_left_out@1'] == 1
 
 
 @pytest.mark.parametrize('by', ['valid', 'reward_parts'])

@@ -172,6 +172,8 @@ def test_evaluation_plays_episodes(whole):
   found = evaluate(environment=guess)
   assert found['examples'] == 4 and 0 <= found['pass@1'] <= 1
   assert found == evaluate(environment=guess)
+  with pytest.raises(ValueError, match='max_tokens=9, but turns .* at most 6'):
+    evaluate(environment=guess, max_tokens=9)
 
 
 @pytest.mark.long

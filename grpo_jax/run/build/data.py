@@ -596,7 +596,7 @@ def with_widths(
 
   What an environment says is not known before. So prompts get 256 tokens there,
   and whatever an episode reads beyond that belongs to the completion, which
-  gets four times `sampler.max_tokens`.
+  gets 256 more than four times `sampler.max_tokens`.
 
   Args:
     config: Perhaps without `data.prompt_buckets` or `data.completion_buckets`.
@@ -616,10 +616,18 @@ def with_widths(
   if played.name:
     if checks and played.others:
       _check_environments(config, objects)
-    width = played.context_tokens or 4 * config.sampler.max_tokens
+    width = played.context_tokens or (
+      _PROMPT_TOKENS + 4 * config.sampler.max_tokens
+    )
+    longest = {'prompt': 1, 'completion': 0}
+    if config.warm_up.steps:  # demonstrations are known
+      limits = _limits(config) if checks else {}
+      longest = _measure(config, tokenizer, objects, checks, limits)
+    prompt = max(_PROMPT_TOKENS, longest['prompt'])
+    width = max(width, longest['completion'])
     fields = dataclasses.replace(
       fields,
-      prompt_buckets=fields.prompt_buckets or (_PROMPT_TOKENS,),
+      prompt_buckets=fields.prompt_buckets or (prompt,),
       completion_buckets=fields.completion_buckets or (width,),
     )
     return dataclasses.replace(config, data=fields)
@@ -771,7 +779,9 @@ def _measure(
     limits: Of `_limits`; a row that is longer is refused.
   """
   rows = _demonstration_rows(config, objects, checks)
-  if checks or not config.data.prompt_buckets:
+  # What an episode reads first, its environment says.
+  reads = checks or not config.data.prompt_buckets
+  if reads and not config.environment.name:
     rows = [*_prompt_rows(config, objects), *rows]
   # A source without records is refused where it is read.
   longest = {'prompt': 1, 'completion': 0}

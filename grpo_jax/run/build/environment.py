@@ -224,15 +224,28 @@ def player(spec: EnvironmentSpec | None) -> Iterator[sessions.Player | None]:
 def check_failures(
   spec: EnvironmentSpec, played: Sequence[Sequence[play_lib.Played]]
 ) -> None:
-  """Raises a ValueError if too many episodes of a rollout have failed."""
+  """Raises a ValueError if too many episodes of a rollout have failed.
+
+  Or if none of the others had a turn.
+  """
   every = [one for group in played for one in group]
   reasons = [one.failure for one in every if one.failure]
+  whole = [one.account for one in every if not one.failure]
+  if whole and not any(one.turns for one in whole):
+    limits = spec.limits
+    raise ValueError(
+      'No episode of a rollout had a turn of the policy '
+      f'(ended: {whole[0].ended!r}). If what an environment says first is too '
+      f'long for config.environment.context_tokens={limits.context_tokens}, '
+      'give more, or where that is 0 a larger bucket in '
+      'data.completion_buckets.'
+    )
   if len(reasons) > spec.failed_share * len(every):
     most = max(set(reasons), key=reasons.count)
     raise ValueError(
       f'{len(reasons)} of {len(every)} episodes have failed, most often because'
-      f' the environment {most}; mend it and start again, which goes on from'
-      ' the newest checkpoint, or raise config.environment.failed_share.'
+      f' the environment {most}; mend it and give the same command again, or'
+      ' raise config.environment.failed_share.'
     )
 
 
@@ -245,9 +258,9 @@ def _begun(spec: EnvironmentSpec, record: Mapping[str, Any]) -> str:
   try:
     return build_data.named(record, spec.played)
   except ValueError as error:
-    raise ValueError(
-      f'The record {record.get("index")} cannot be used: {error}'
-    ) from error
+    place = record.get('index')
+    which = 'record' if place is None else f'record {place}'
+    raise ValueError(f'The {which} cannot be used: {error}') from error
 
 
 def play(

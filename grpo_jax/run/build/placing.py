@@ -164,7 +164,11 @@ def place(
   }
   if 'method' in found:  # and so do the arguments of the method
     changes['learner.method_kwargs'] = {}
-  if 'environment' in found and config.rewards == Config().rewards:
+  # Tools alone have no reward.
+  plays = not isinstance(
+    arguments.get('environment'), str | list | tuple | None
+  )
+  if plays and config.rewards == Config().rewards:
     changes['rewards'] = (config_lib.Reward('environment'),)
   judges = list(_rewards(rewards)) if rewards is not None else []
   if judges:

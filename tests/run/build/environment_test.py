@@ -241,9 +241,12 @@ def test_an_environment_that_is_not_there_is_refused():
 @pytest.mark.parametrize('failed, ends', [(2, False), (3, True)])
 def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
   spec = types.SimpleNamespace(failed_share=0.5)
+  said = ({'by': 'policy', 'content': 'x'},)
   nothing: list = [None] * len(Episode._fields)
   episode = Episode(*nothing)._replace(finish=engines.ENDED)
-  accounts = [Account(failure='raised X' * (n < failed)) for n in range(4)]
+  accounts = [
+    Account(said, failure='raised X' * (n < failed)) for n in range(4)
+  ]
   played = [
     [play.Played(episode._replace(account=account), None, '')]
     for account in accounts
@@ -253,6 +256,16 @@ def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
     return
   with pytest.raises(ValueError, match='3 of 4 episodes have failed.*raised X'):
     build_environment.check_failures(spec, played)
+
+
+def test_episodes_without_a_turn_end_a_run():
+  spec = spec_of(made(name=SINGLE, context_tokens=9))
+  nothing: list = [None] * len(Episode._fields)
+  one = Episode(*nothing)._replace(account=Account(ended='context'))
+  with pytest.raises(
+    ValueError, match="'context'.*context_tokens=9, give more"
+  ):
+    build_environment.check_failures(spec, [[play.Played(one, 0.0, '')]])
 
 
 def called(text):

@@ -4,11 +4,13 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import json
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import jax.numpy as jnp
 import pytest
@@ -17,6 +19,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from grpo_jax import losses
 from grpo_jax import rewards
+from grpo_jax.environments import base
 from grpo_jax.run.build import build
 from grpo_jax.run.build import placing
 from grpo_jax.run.keep import workdir
@@ -25,6 +28,7 @@ from grpo_jax.run.keep.objects import Objects
 from tests import cli
 
 CONFIG = config_lib.Config()
+CHATS = config_lib.Config(data=config_lib.Data(chat=True))
 SUMS = [{'prompt': f'0{i}+01=', 'answer': str(i + 1)} for i in range(9)]
 
 
@@ -409,3 +413,61 @@ def test_a_start_with_something_else_is_refused_by_name(tmp_path):
     started(tmp_path, rewards=[make_closure(3)], prompts=SUMS[1:])
   (tmp_path / 'given.json').unlink()  # as the message says
   started(tmp_path, rewards=[make_closure(4)], prompts=SUMS)
+
+
+async def episode(policy, example):
+  return float((await policy.say(example['prompt'])).text == 'yes')
+
+
+class Steps:
+  def reset(self, example, seed):
+    return 'Go.'
+
+  def step(self, action):
+    return base.Step('', 1.0, done=True)
+
+
+def look(where: str) -> str:
+  """Looks.
+
+  Args:
+    where: Up or down.
+  """
+  return where
+
+
+@pytest.mark.parametrize('environment', [episode, Steps])
+def test_an_environment_brings_its_reward_and_a_record(environment):
+  config, objects = placing.place(CHATS, environment=environment)
+  assert [one.name for one in config.rewards] == ['environment']
+  assert objects.environment is environment
+  (record,) = objects.records.values()
+  assert record['name'].endswith(environment.__name__) and record['source']
+  config, _ = placing.place(
+    CHATS, environment=environment, rewards=['exact_match']
+  )
+  assert [one.name for one in config.rewards] == ['exact_match']
+  own = dataclasses.replace(
+    CHATS, rewards=(config_lib.Reward('exact_match', 2.0),)
+  )
+  assert placing.place(own, environment=environment)[0].rewards == own.rewards
+
+
+def test_tools_alone_have_no_reward_and_names_change_none():
+  for environment in ([look], 'calculator'):
+    config, _ = placing.place(CHATS, environment=environment)
+    assert config.rewards == CHATS.rewards
+  _, objects = placing.place(CHATS, environment=[look])
+  assert [*objects.records] == ['<environment look given in Python>']
+
+
+def test_a_class_is_another_one_if_its_source_is():
+  records = []
+  for reward in ('1.0', '2.0'):
+    source = inspect.getsource(Steps).replace('1.0', reward)
+    with mock.patch.object(placing, 'source', lambda one, text=source: text):
+      records.append(placing.record_of_environment(Steps))
+  assert records[0]['sha256'] != records[1]['sha256']
+  assert placing.record_of_environment(Steps) == (
+    placing.record_of_environment(Steps)
+  )
