@@ -6,8 +6,8 @@ accelerator. What a guess rules out for sure is the reward of its turn, and .5
 comes on top if the number is found.
 
 A supervised warm-up shows how to answer, by numbers that are drawn at random.
-Then 2 of the 32 numbers are found, and after 160 rollouts 28; halving finds all.
-grpo_jax/environments has the curve.
+Then 2 of the 32 numbers are found, and after 160 rollouts 28; halving finds
+all. grpo_jax/environments has the curve.
 """
 
 import pathlib
