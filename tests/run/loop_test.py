@@ -256,7 +256,7 @@ def test_an_evaluation_is_the_mean_of_the_first_reward_of_greedy_answers(
   def collect(records, engine, tokenizer, rewards, sampling, *more, **_):
     _, group, _, step, _ = more
     asked.append((len(records), sampling.temperature, group, step))
-    return types.SimpleNamespace(batch=batch, failed=failures)
+    return types.SimpleNamespace(batch=batch, failed=failures, accounts=())
 
   monkeypatch.setattr(sampling.rollout_lib, 'collect', collect)
   run = build.run(small(**{'evaluation.examples': 3}))
