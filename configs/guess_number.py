@@ -83,7 +83,7 @@ def get_config() -> ConfigDict:
   config.model.unroll = True
 
   config.data.train = config.data.heldout = 'guess_number:numbers'
-  config.data.tokenizer = str(pathlib.Path(__file__).parent / 'words')
+  config.data.tokenizer = str(pathlib.Path(__file__).resolve().parent / 'words')
   config.data.chat = True
   config.data.prompt_buckets = (1, 16)
   config.data.completion_buckets = (18,)

@@ -56,7 +56,7 @@ def get_config() -> ConfigDict:
   config.model.unroll = True
 
   config.data.train = config.data.heldout = 'episodes'
-  config.data.tokenizer = str(pathlib.Path(__file__).parent / 'board')
+  config.data.tokenizer = str(pathlib.Path(__file__).resolve().parent / 'board')
   config.data.chat = True
   config.data.prompt_buckets = (16, 64)
   config.data.completion_buckets = (64,)

@@ -620,7 +620,9 @@ def with_widths(
       _PROMPT_TOKENS + 4 * config.sampler.max_tokens
     )
     longest = {'prompt': 1, 'completion': 0}
-    if config.warm_up.steps:  # demonstrations are known
+    has_widths = fields.prompt_buckets and fields.completion_buckets
+    # Demonstrations are known.
+    if config.warm_up.steps and (checks or not has_widths):
       limits = _limits(config) if checks else {}
       longest = _measure(config, tokenizer, objects, checks, limits)
     prompt = max(_PROMPT_TOKENS, longest['prompt'])

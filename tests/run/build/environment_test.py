@@ -233,6 +233,26 @@ def test_records_are_looked_at_before_the_first_rollout(known, ends, tmp_path):
     widen()
 
 
+def test_demonstrations_are_measured_where_a_width_is_open(tmp_path):
+  path = tmp_path / 'shown.jsonl'
+  row = {'prompt': 'ab ' * 200, 'answer': 'cd ' * 200}
+  path.write_text(json.dumps(row))
+  warm_up = config_lib.WarmUp(steps=1, demonstrations=str(path))
+  config = dataclasses.replace(made(name=SINGLE), warm_up=warm_up)
+  open_ = dataclasses.replace(
+    config.data, prompt_buckets=(), completion_buckets=()
+  )
+  widened = build_data.with_widths(
+    dataclasses.replace(config, data=open_), TOKENIZER
+  ).data
+  assert widened.prompt_buckets[0] > 256
+  assert widened.completion_buckets[0] > 256 + 4 * 5
+  # Given widths are only checked, and by a run alone.
+  assert build_data.with_widths(config, TOKENIZER) == config
+  with pytest.raises(ValueError, match='needs .* tokens, but the largest'):
+    build_data.with_widths(config, TOKENIZER, checks=True)
+
+
 def test_an_environment_that_is_not_there_is_refused():
   with pytest.raises(ValueError, match='no.such.module'):
     spec_of(made(name='no.such.module:Thing'))
