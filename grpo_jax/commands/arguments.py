@@ -113,12 +113,12 @@ def _joined(typed: Sequence[str], flags: Sequence[str]) -> list[str]:
 def _with_names(words: list[str], takes: Sequence[str]) -> list[str]:
   """Gives values that stand alone the names that they are taken for."""
   named = {word.partition('=')[0] for word in words}
-  free = [name for name in takes if f'--{name}' not in named]
+  free = [name for name in takes if f'--{name.lstrip("?")}' not in named]
   found = []
   for word in words:
     if not word.startswith('-') and free:
       name = free[0] if free[0].startswith('*') else free.pop(0)
-      word = f'--{name.lstrip("*")}={word}'
+      word = f'--{name.lstrip("*?")}={word}'
     found.append(word)
   return found
 
@@ -175,7 +175,7 @@ def _require(
     )
   examples = f'As in:\n{options.EXAMPLES}'
   for wanted in table.COMMANDS[command].takes:
-    if not wanted.startswith('*') and not values[wanted]:
+    if not wanted.startswith(('*', '?')) and not values[wanted]:
       raise ValueError(f'{command} needs a {wanted}. {examples}')
   if command == 'study' and 'out' in flags and not values['out']:
     raise ValueError(

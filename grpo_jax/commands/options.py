@@ -217,11 +217,11 @@ def fields(width: int) -> str:
 def placeholder(name: str) -> str:
   """What stands for the value of a flag that needs no name.
 
-  >>> placeholder('workdir'), placeholder('*run')
-  ('WORKDIR', '[RUN ...]')
+  >>> placeholder('workdir'), placeholder('*run'), placeholder('?name')
+  ('WORKDIR', '[RUN ...]', '[NAME]')
   """
-  word = name.lstrip('*').upper()
-  return f'[{word} ...]' if name.startswith('*') else word
+  word = name.lstrip('*?').upper()
+  return {'*': f'[{word} ...]', '?': f'[{word}]'}.get(name[0], word)
 
 
 def _row(left: str, right: str, column: int, width: int) -> Sequence[str]:

@@ -31,7 +31,7 @@ class Command(NamedTuple):
     flags: The flags that it reads.
     takes: Flags whose values need no names, in this order, as in `audit dapo`.
       The last, if its name begins with a star, may be given any number of
-      times.
+      times, and with a question mark it may be left out.
   """
 
   run: str
@@ -102,7 +102,7 @@ COMMANDS = {
       'name', 'episodes', 'kwargs', 'example', 'config', 'seed', 'max_turns',
       'episode_secs', 'replies', 'tokenizer', 'json', 'verbose',
     ),
-    takes=('*name',),
+    takes=('?name',),
   ),
   'plan': Command(
     'plan:run',

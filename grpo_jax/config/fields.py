@@ -456,7 +456,8 @@ class Sampler:
   )
   max_tokens: int = field(
     5,
-    'Longest completion, tokens, the end token included.',
+    'Longest completion, tokens, the end token included; with an environment '
+    'the longest turn.',
   )
   min_tokens: int = field(0, 'Tokens before an end token may be drawn.')
   temperature: float = field(

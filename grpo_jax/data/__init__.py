@@ -35,6 +35,7 @@ from grpo_jax.data._chat import has_known_role
 from grpo_jax.data._chat import is_by_assistant
 from grpo_jax.data._chat import prompt_problem
 from grpo_jax.data._chat import prompt_text
+from grpo_jax.data._continuation import tool_call
 from grpo_jax.data._files import cache_directory
 from grpo_jax.data._files import files
 from grpo_jax.data._files import fingerprint
@@ -137,5 +138,6 @@ __all__ = (
   'take_fitting',
   'tfds_source',
   'tokenizer_from',
+  'tool_call',
   'without_last_turn',
 )

@@ -396,8 +396,21 @@ def _unused(mark: str, held: Sequence[str]) -> str:
 def _call(result: Message, tools: Tools, argument: str) -> dict[str, Any]:
   """The call that a result answers, as the turn before it had it."""
   name = result.get('name') or _tool_name(tools)
-  function = {'name': name, 'arguments': {'x': argument}}
   call_id = result.get('tool_call_id') or _CALL_ID
+  return tool_call(call_id, name, {'x': argument})
+
+
+def tool_call(
+  call_id: str, name: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+  """A call of a tool, as messages of the assistant have it in `tool_calls`.
+
+  Args:
+    call_id: By which its result names it.
+    name: Of the tool.
+    arguments: By their names.
+  """
+  function = {'name': name, 'arguments': arguments}
   return {'type': 'function', 'id': call_id, 'function': function}
 
 

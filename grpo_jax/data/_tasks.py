@@ -38,6 +38,14 @@ def _record(pair: int, drop_carries: bool = False) -> dict[str, str]:
   return {'prompt': f'{first:02}+{second:02}=', 'answer': str(total)[::-1]}
 
 
+def _require_split(subject: str, split: str) -> None:
+  """Raises a ValueError unless a split is one of the two."""
+  if split not in _LENGTH:
+    raise ValueError(
+      f"{subject} no split {split!r}; pass 'train' or 'heldout'."
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ArithmeticSource:
   """Every sum of two numbers below 100, the answer's digits reversed.
@@ -64,11 +72,7 @@ class ArithmeticSource:
   split: str
 
   def __post_init__(self):
-    if self.split not in _split_pairs():
-      raise ValueError(
-        f'The arithmetic task has no split {self.split!r}; pass'
-        " 'train' or 'heldout'."
-      )
+    _require_split('The arithmetic task has', self.split)
 
   def __len__(self) -> int:
     return len(_split_pairs()[self.split])
@@ -170,11 +174,7 @@ class LargestSource:
   split: str
 
   def __post_init__(self):
-    if self.split not in _LENGTH:
-      raise ValueError(
-        f'The task of the largest number has no split {self.split!r}; pass'
-        " 'train' or 'heldout'."
-      )
+    _require_split('The task of the largest number has', self.split)
 
   def __len__(self) -> int:
     return _LENGTH[self.split]
@@ -218,11 +218,7 @@ class EpisodesSource:
   split: str
 
   def __post_init__(self):
-    if self.split not in _LENGTH:
-      raise ValueError(
-        f"Numbers of episodes have no split {self.split!r}; pass 'train' or "
-        "'heldout'."
-      )
+    _require_split('Numbers of episodes have', self.split)
 
   def __len__(self) -> int:
     return _LENGTH[self.split]

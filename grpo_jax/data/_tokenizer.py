@@ -275,6 +275,11 @@ class Tokenizer:
     """
     return _continuation.text(self, messages, tools)
 
+  @property
+  def reads_tools(self) -> bool:
+    """Whether its chat template writes descriptions of tools."""
+    return self.chat_template is not None and self.chat_template.reads_tools
+
   def turn_message(
     self,
     whole: str,

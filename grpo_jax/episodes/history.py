@@ -15,6 +15,7 @@ import numpy as np
 
 from grpo_jax.data import Tokenizer
 from grpo_jax.data import is_by_assistant
+from grpo_jax.data import tool_call
 from grpo_jax.environments import formats
 from grpo_jax.episodes.transcript import Part
 from grpo_jax.episodes.transcript import Turn
@@ -43,14 +44,7 @@ def message(
     tools: Those that the template is given.
   """
   read = [one for one in parsed.calls if tools and one.arguments is not None]
-  calls = [
-    {
-      'type': 'function',
-      'id': one.id,
-      'function': {'name': one.name, 'arguments': one.arguments},
-    }
-    for one in read
-  ]
+  calls = [tool_call(one.id, one.name, one.arguments) for one in read]
   # Several calls may have been written as one.
   raw = dict.fromkeys(one.raw for one in parsed.calls if one not in read)
   text = '\n'.join(filter(None, [parsed.text, *raw]))

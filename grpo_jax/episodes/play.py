@@ -66,12 +66,10 @@ class Played(NamedTuple):
     episode: Its tokens, behind the prompt of its group, and its account.
     reward: Its own, with those of its turns; 0 if a limit has cut it before
       any; None if it failed or has none.
-    last_text: What the policy has said last.
   """
 
   episode: Episode
   reward: float | None
-  last_text: str
 
   @property
   def account(self) -> Account:
@@ -103,7 +101,7 @@ class _Live:
   reward: float | None = None
   failure: str = ''
   ended: str = ''  # the limit that has ended it
-  last_text: str = ''
+  said: dict[int, str] = dataclasses.field(default_factory=dict)  # by turns
   is_over: bool = False
   asked: int = 0  # tokens that the calls under way may still draw
   counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -201,8 +199,6 @@ class _Rounds:
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
-    template = tokenizer.chat_template
-    self._reads_tools = template is not None and template.reads_tools
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
     # What episodes are told, and say, is often the same.
@@ -304,8 +300,8 @@ class _Rounds:
       return None
     transcript.read(path, ids, messages, kept)
     turn = min(limits.turn_tokens, event.max_tokens or limits.turn_tokens)
-    most = {'length': turn, **room}
-    del most['turns']
+    most = {name: room[name] for name in ('tokens', 'context')}
+    most = {'length': turn, **most}  # which of several equal ones counts
     name = min(most, key=lambda name: most[name])
     one.limits[event.context], limit = name, most[name]
     one.asked += limit
@@ -365,7 +361,7 @@ class _Rounds:
     if self._renders:
       said = history.message(self._tokenizer, parsed, text, self._shown(tools))
     turn = one.transcript.add(path, sampled, text, said)
-    one.last_text = parsed.text
+    one.said[turn] = parsed.text
     if one.ended or one.failure:
       return  # by another turn of this round
     if cut or not self._goes_on(tools, sampled):
@@ -427,7 +423,7 @@ class _Rounds:
 
   def _shown(self, tools: Sequence[Any]) -> Sequence[Any]:
     """The tools that the chat template is given."""
-    return tools if self._reads_tools else ()
+    return tools if self._tokenizer.reads_tools else ()
 
   def _written(
     self,
@@ -435,7 +431,7 @@ class _Rounds:
     tools: Sequence[Any] = (),
   ) -> Sequence[Mapping[str, Any]]:
     """The messages that the chat template is given."""
-    if self._reads_tools:
+    if self._tokenizer.reads_tools:
       return messages
     return tools_as_text.written(messages, tools)
 
@@ -575,10 +571,23 @@ def _played(one: _Live, prompt: int) -> Played:
     tuple(rewards.tolist()) if one.rewards else None,
     'failed' if one.failure else one.ended or 'done',
     one.failure,
+    _last_text(one),
     **one.counts,
   )
   return Played(
     found._replace(account=account),
     float(sum(own)) if (own or is_cut) and not one.failure else None,
-    one.last_text,
   )
+
+
+def _last_text(one: _Live) -> str:
+  """What the policy has said last in the first context.
+
+  If that has no turn, in the last one of the tree. Which context was answered
+  last depends on the delays of environments.
+  """
+  last = one.transcript.last(())
+  if last is not None:
+    return one.said[last.number]
+  places = one.transcript.turn_places()
+  return one.said[max(places, key=places.__getitem__)] if places else ''

@@ -99,7 +99,7 @@ class _Judge:
     rows = [
       self._scoring.add(
         prompt_text(self._records[p]['prompt']),
-        one.last_text,
+        one.account.last_text,
         rollout_lib.copied(self._records[p]) | _more(one),
       )
       for p, one in every

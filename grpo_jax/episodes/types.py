@@ -37,6 +37,8 @@ class Account(NamedTuple):
       None: nothing.
     ended: One of `ENDS`.
     failure: Why it failed; '' if it did not.
+    last_text: What the policy has said last in its first context, without
+      reasoning and calls; if it has only spoken in others, in the last of them.
     tool_calls: How many calls the environment has made for the policy.
     tool_errors: How many of them went wrong, or could not be read.
     parse_errors: How much else of the replies could not be read.
@@ -47,6 +49,7 @@ class Account(NamedTuple):
   turn_rewards: tuple[float, ...] | None = None
   ended: str = 'done'
   failure: str = ''
+  last_text: str = ''
   tool_calls: int = 0
   tool_errors: int = 0
   parse_errors: int = 0
@@ -56,12 +59,6 @@ class Account(NamedTuple):
   def turns(self) -> int:
     """How many turns the policy had."""
     return sum(message['by'] == 'policy' for message in self.messages)
-
-  @property
-  def last_text(self) -> str:
-    """What the policy wrote last, in the order of the tree."""
-    by_policy = [one for one in self.messages if one['by'] == 'policy']
-    return str(by_policy[-1]['content']) if by_policy else ''
 
 
 class Episode(NamedTuple):

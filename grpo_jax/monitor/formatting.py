@@ -2,9 +2,12 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+import json
 import math
 import time
+from typing import Any
 from typing import NamedTuple
 
 Points = Sequence[tuple[float, float]]  # (rollout, value), oldest first
@@ -12,6 +15,18 @@ Points = Sequence[tuple[float, float]]  # (rollout, value), oldest first
 _LETTERS = ' kMGT'  # of a thousand, a million and so on
 _DIGITS = {0.1: 4, 10: 3, 1e3: 1, 1e4: 0}  # behind the point, below a size
 _DURATIONS = 20  # steps in the moving average
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+  """The content of a message of a chat; what is no text, as JSON.
+
+  >>> message_text({'content': 'So.'}), message_text({'content': None})
+  ('So.', '')
+  """
+  content = message.get('content')
+  if isinstance(content, str):
+    return content
+  return '' if content is None else json.dumps(content)
 
 
 def number(value: float) -> str:

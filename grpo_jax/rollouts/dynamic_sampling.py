@@ -87,6 +87,7 @@ def draw(
   retire: bool = False,
   right_reward: float = 1.0,
   fits: Callable[[Mapping[str, Any]], bool] | None = None,
+  whole_records: bool = False,
 ) -> Drawn:
   """Draws the groups to train on next.
 
@@ -110,6 +111,8 @@ def draw(
       right.
     right_reward: A completion is right if its first reward is at least this.
     fits: Whether a record is drawn; others are passed over. None: all are.
+    whole_records: Whether all of a record tells it from others, and not its
+      prompt alone: an environment may ask another thing with the same words.
 
   Returns:
     The rollout, the new `PromptState`, and counts for the metrics:
@@ -133,14 +136,14 @@ def draw(
   position, retired = prompt_state.position, prompt_state.retired
   while sum(len(part.prompts) for part in kept) < number:
     records, position, dropped = next_records(
-      stream, epoch, position, number, retired, fits
+      stream, epoch, position, number, retired, fits, whole_records
     )
     too_long += dropped
     fresh = collect(records)
     drawn.append(fresh)
     if retire:
       retired |= {
-        _identity(records[p], bool(fresh.accounts))
+        _identity(records[p], whole_records)
         for p in np.flatnonzero(_solved(fresh, right_reward))
       }
     # Without dynamic sampling every group counts, whatever its rewards.
@@ -201,6 +204,7 @@ def next_records(
   number: int,
   retired: frozenset[int] = frozenset(),
   fits: Callable[[Mapping[str, Any]], bool] | None = None,
+  whole_records: bool = False,
 ) -> tuple[list[dict[str, Any]], int, int]:
   """The next records that are neither retired nor too long.
 
@@ -211,6 +215,7 @@ def next_records(
     number: How many records are needed.
     retired: The prompts to pass over, by their `_identity`.
     fits: Whether a record is drawn. None: all are.
+    whole_records: See `draw`.
 
   Returns:
     The records, the position behind the last one, and how many were passed over
@@ -225,9 +230,7 @@ def next_records(
   while len(records) < number:
     (record,) = data.take(stream, position, 1)
     position += 1
-    solved = bool(retired) and not retired.isdisjoint(
-      _identity(record, is_whole) for is_whole in (False, True)
-    )
+    solved = bool(retired) and _identity(record, whole_records) in retired
     if not solved and (fits is None or fits(record)):
       records.append(record)
       skipped, too_long = 0, False
@@ -257,16 +260,13 @@ def _none_drawn(retired: int, too_long: bool) -> str:
   )
 
 
-def _identity(record: Mapping[str, Any], is_whole: bool) -> int:
-  """A 64-bit hash of a prompt: short to save, the same in every run.
+def _identity(record: Mapping[str, Any], whole: bool) -> int:
+  """A 64-bit hash of a prompt, or of all else that its record has too.
 
-  Args:
-    record: Of the prompt.
-    is_whole: Whether all of the record tells it from others: an environment may
-      be asked to do another thing with the same words.
+  It is short to save, and the same in every run.
   """
   identity: Any = record['prompt']
-  if is_whole:
+  if whole:
     identity = {k: x for k, x in sorted(record.items()) if k != 'index'}
   # Of all messages: two chats may differ in the first and share the last.
   elif not isinstance(identity, str):

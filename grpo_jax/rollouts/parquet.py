@@ -24,6 +24,7 @@ chosen, turn          lists, in the place of `mask` and `extras/turn`: which
                       tokens the policy wrote, and in which turn
 turn_reward           list: what the environment gave for each turn, or null
 ended, failure        text: what has ended the episode; why it failed, or null
+last_text             text: what the policy has said last
 tool_calls, ...       `tool_errors` and `parse_errors`: how many
 coefficient           list, if it was measured: weight times advantage
 log_ratio_after       list, likewise: how far the log-probability of each token
@@ -275,6 +276,7 @@ def _accounts(rollout: Rollout) -> dict[str, Any]:
     'turn_reward': pa.array(rewards, pa.list_(pa.float32())),
     'ended': pa.array([one.ended for one in every], pa.string()),
     'failure': pa.array([one.failure or None for one in every], pa.string()),
+    'last_text': pa.array([one.last_text for one in every], pa.string()),
     **{
       name: pa.array([getattr(one, name) for one in every], pa.int64())
       for name in _COUNTS
@@ -286,7 +288,7 @@ def _read_accounts(table, group: int) -> Sequence[Sequence[Account]]:
   """What `_accounts` has made columns of; none if there are none."""
   if 'messages' not in table.column_names:
     return ()
-  names = 'messages', 'turn_reward', 'ended', 'failure', *_COUNTS
+  names = 'messages', 'turn_reward', 'ended', 'failure', 'last_text', *_COUNTS
   rows = table.select(names).to_pylist()
   every = []
   for row in rows:

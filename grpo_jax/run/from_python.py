@@ -61,8 +61,8 @@ def train(
   The workdir gets a record of each object, `given.json`: its source where
   Python has it, and a hash. To go on with the run, call `train` with the same
   objects. Objects with another hash are refused. `evaluate` needs the rewards,
-  the held-out prompts, the tokenizer and the model again, `sample` only the
-  last two.
+  the held-out prompts, the tokenizer, the model and the environment again,
+  `sample` only the last three.
 
   Ctrl-C, or interrupting the notebook's kernel, saves the run and then raises
   KeyboardInterrupt. A second Ctrl-C does not wait for the save.

@@ -23,6 +23,7 @@ from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.models import lora
+from grpo_jax.monitor import formatting
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts import pass_at_k
@@ -363,7 +364,7 @@ def _episodes(
         told = one.account
         yield {
           'prompt': prompt,
-          'completion': one.last_text,
+          'completion': told.last_text,
           'truncated': one.episode.finish == engines.TRUNCATED,
           'messages': [*told.messages],
           'reward': one.reward,
@@ -392,12 +393,10 @@ def transcript(one: Mapping[str, Any]) -> str:
   user: Guess.
   [done, reward 1]
   """
-  lines = []
-  for message in one['messages']:
-    content = message.get('content')
-    if not isinstance(content, str):
-      content = json.dumps(content)
-    lines.append(f'{message["role"]}: {content}')
+  lines = [
+    f'{message["role"]}: {formatting.message_text(message)}'
+    for message in one['messages']
+  ]
   end = f'failed: {one["failure"]}' if one['failure'] else one['ended']
   reward = '' if one['reward'] is None else f', reward {one["reward"]:g}'
   return '\n'.join([*lines, f'[{end}{reward}]\n'])

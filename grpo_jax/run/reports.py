@@ -2,15 +2,14 @@
 
 import collections
 from collections.abc import Mapping
-import json
 import math
-from typing import Any
 
 import numpy as np
 
 from grpo_jax.episodes.types import Account
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.monitor import Sample
+from grpo_jax.monitor import formatting
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run.progress import Progress
@@ -74,7 +73,7 @@ def episode_in_short(account: Account, prompt: str) -> tuple[str, str]:
     account: Of the episode.
     prompt: Of its record, if it has not begun.
   """
-  said = [_text(one.get('content')) for one in account.messages]
+  said = [formatting.message_text(one) for one in account.messages]
   by = [one['by'] for one in account.messages]
   first = by.index('policy') if 'policy' in by else len(by)
   if first:
@@ -84,11 +83,6 @@ def episode_in_short(account: Account, prompt: str) -> tuple[str, str]:
     end = f'failed: {account.failure}'
   marked = '' if end == 'done' else f' [{end}]'
   return prompt, (' | '.join(said[first:]) + marked).strip()
-
-
-def _text(content: Any) -> str:
-  """The content of a message; what is no text, as JSON."""
-  return content if isinstance(content, str) else json.dumps(content)
 
 
 def keep_answers(session: Session, rollout: Rollout, step: int) -> None:

@@ -118,6 +118,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     spec.retire_solved,
     spec.right_reward,
     build_data.fits(run.data, run.tokenizer),
+    whole_records=run.environment is not None,
   )
   if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}

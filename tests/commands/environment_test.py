@@ -228,6 +228,7 @@ def test_a_config_names_the_environment(tmp_path):
   'flags, words',
   [
     ((), 'environment was given no NAME; give one'),
+    ((f'{MODULE}Countdown', 'more'), 'environment got more, which it does not'),
     (('--config=configs/arithmetic.py',), 'a config without environment.name'),
   ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_every_token_that_was_sampled_is_chosen_and_none_beside():
       assert episode.version[episode.chosen].tolist() == [3] * len(chosen)
       assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
       assert len(one.account.turn_rewards or ()) == int(answer)
-      assert episode.finish == engines.ENDED and one.last_text == answer
+      assert episode.finish == engines.ENDED and one.account.last_text == answer
 
 
 def test_what_is_read_is_what_is_trained():
@@ -368,7 +369,7 @@ def test_a_template_without_tools_gets_them_as_texts():
   text = TOKENIZER.decode_whole([*prompt, *one.episode.ids])
   assert text.count('"name": "add", "description": "Adds."') == 1
   assert '<|im_start|>user\nResult of add:\n3<|im_end|>' in text
-  assert one.last_text == '3' and one.account.tool_calls == 1
+  assert one.account.last_text == '3' and one.account.tool_calls == 1
 
 
 class Scripted:
@@ -390,8 +391,8 @@ class Scripted:
     pass
 
 
-def scripted(player, group, tokenizer=TOKENIZER):
-  engine = FakeEngine(counting, engines.Capabilities(entropy=True))
+def scripted(player, group, tokenizer=TOKENIZER, answer=counting):
+  engine = FakeEngine(answer, engines.Capabilities(entropy=True))
   engine.load(None, 3)
   prompts, played = play_lib.play(
     RECORDS[:1], [7], engine, tokenizer, player, HERMES, SAMPLING, LIMITS,
@@ -495,7 +496,7 @@ def test_rewards_read_what_the_policy_chose():
     seen, (one for group in played for one in group), strict=True
   ):
     episode = one.episode
-    assert completion == one.last_text == one.account.last_text
+    assert completion == one.account.last_text
     assert example['completion_ids'] == episode.ids[episode.chosen].tolist()
     assert example['truncated'] is False
     assert example['episode']['turn_rewards']
@@ -515,3 +516,21 @@ def test_a_rollout_in_which_all_have_failed_has_no_tokens():
     (400,),
   )
   assert not rollout.batch.mask.any() and not rollout.batch.valid.any()
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_the_last_word_is_that_of_the_first_context(late):
+  """Whichever context is answered last."""
+  number = itertools.count()
+
+  def answer(request, _):
+    return [*TOKENIZER.encode(f'say {next(number)}'), TOKENIZER.eos_ids[0]]
+
+  rounds = [say(0, 'main')], [say(0, 'fork', 1)]
+  first, second = rounds[::-1] if late else rounds
+  player = Scripted([events.Forked(0, 1, 0), *first], second, [done(0)])
+  _, (one,) = scripted(player, 1, answer=answer)
+  assert one.account.last_text == f'say {int(late)}'
+  only = Scripted([events.Forked(0, 1, 0), say(0, 'fork', 1)], [done(0)])
+  _, (one,) = scripted(only, 1, answer=answer)
+  assert one.account.last_text == 'say 2'

@@ -222,9 +222,7 @@ def test_a_summary_of_a_rollout():
 
 
 def test_episodes_that_have_failed_are_left_out_and_the_last_word_counts():
-  said = lambda text: ({'by': 'policy', 'content': 'x'}, {'by': 'environment'},
-                       {'by': 'policy', 'content': text})  # fmt: skip
-  accounts = [[Account(said(text)) for text in row] for row in TEXTS]
+  accounts = [[Account(last_text=text) for text in row] for row in TEXTS]
   whole = made()._replace(texts=[['all of it'] * 4] * 3, accounts=accounts)
   wanted = pass_at_k.summarize(made(), [1, 4], 1.0, seed=0)
   assert pass_at_k.summarize(whole, [1, 4], 1.0, seed=0) == wanted

@@ -12,6 +12,7 @@ from grpo_jax.lab.report.types import ENVIRONMENT
 from grpo_jax.lab.report.types import POLICY
 from grpo_jax.lab.report.types import TEMPLATE
 from grpo_jax.lab.report.types import Token
+from grpo_jax.monitor.formatting import message_text
 
 Message = Mapping[str, Any]
 _ENDED = {
@@ -70,7 +71,7 @@ def from_messages(course: Course) -> list[Token]:
     if one['by'] == 'policy':
       mark, writer = _turn_mark(course, one['turn']), POLICY
     mark += ', in a branch' if one.get('context') else ''
-    shown.append(Token(_text(one), writer=writer, before=mark))
+    shown.append(Token(message_text(one), writer=writer, before=mark))
   return shown
 
 
@@ -139,7 +140,7 @@ def _before_turns(messages: Sequence[Message]):
   some: list[str] = []
   for one in messages:
     if one['by'] != 'policy':
-      some.append(_text(one))
+      some.append(message_text(one))
       continue
     yield some
     some = []
@@ -197,11 +198,3 @@ def _turn_mark(course: Course, turn: int) -> str:
   if rewards is not None and turn < len(rewards):
     earned = f', reward {words.number(rewards[turn])}'
   return f'turn {turn + 1}{earned}'
-
-
-def _text(message: Message) -> str:
-  """The content of a message; what is no text, as JSON."""
-  content = message.get('content')
-  if isinstance(content, str):
-    return content
-  return '' if content is None else json.dumps(content)

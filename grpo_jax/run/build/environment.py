@@ -11,6 +11,7 @@ from typing import Any
 from grpo_jax import engines
 from grpo_jax.config import Config
 from grpo_jax.data import Tokenizer
+from grpo_jax.data import tool_call
 from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.environments import sessions
@@ -47,7 +48,7 @@ def environment_spec(
   played = {'': (fields.name if own is None else own, fields.kwargs)}
   played |= {name: _other(name, one) for name, one in fields.others.items()}
   toolsets, renders = _toolsets(played), fields.history == 'template'
-  shown = toolsets if toolsets and _reads_tools(tokenizer) else [()]
+  shown = toolsets if toolsets and tokenizer.reads_tools else [()]
   for tools in shown:
     tokenizer.check_continuation(tools, appends=not renders)
   call_format = _call_format(fields.call_format, tokenizer, toolsets)
@@ -130,7 +131,7 @@ def _call_format(
     ValueError: The template does not say, or writes calls that the format which
       seems to be its own cannot read; or there is no such format.
   """
-  if toolsets and not _reads_tools(tokenizer):
+  if toolsets and not tokenizer.reads_tools:
     # The model is told in a text how it calls them.
     if name not in ('auto', tools_as_text.FORMAT):
       raise ValueError(
@@ -156,11 +157,6 @@ def _call_format(
   return format
 
 
-def _reads_tools(tokenizer: Tokenizer) -> bool:
-  template = tokenizer.chat_template
-  return template is not None and template.reads_tools
-
-
 def _read_back(
   format: formats.Format,
   tokenizer: Tokenizer,
@@ -168,11 +164,7 @@ def _read_back(
 ) -> tuple[str, bool]:
   """A call as the template writes it, and whether a format reads it back."""
   name, arguments = tools[0]['function']['name'], {'x': 'seven'}
-  call = {
-    'type': 'function',
-    'id': 'call_0',
-    'function': {'name': name, 'arguments': arguments},
-  }
+  call = tool_call('call_0', name, arguments)
   asked = [{'role': 'user', 'content': 'Well?'}]
   called = [{'role': 'assistant', 'content': '', 'tool_calls': [call]}]
   answered = [{'role': 'tool', 'tool_call_id': 'call_0', 'content': 'Yes.'}]

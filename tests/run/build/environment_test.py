@@ -268,7 +268,7 @@ def test_more_failures_than_the_config_allows_end_a_run(failed, ends):
     Account(said, failure='raised X' * (n < failed)) for n in range(4)
   ]
   played = [
-    [play.Played(episode._replace(account=account), None, '')]
+    [play.Played(episode._replace(account=account), None)]
     for account in accounts
   ]
   if not ends:
@@ -285,7 +285,7 @@ def test_episodes_without_a_turn_end_a_run():
   with pytest.raises(
     ValueError, match="'context'.*context_tokens=9, give more"
   ):
-    build_environment.check_failures(spec, [[play.Played(one, 0.0, '')]])
+    build_environment.check_failures(spec, [[play.Played(one, 0.0)]])
 
 
 def called(text):
