@@ -125,15 +125,16 @@ def _more(one: Played) -> dict[str, Any]:
 
 
 def _told(one: Played) -> dict[str, Any]:
-  """What rewards are told of an episode."""
+  """What rewards are told of an episode: its account, and more."""
   told = one.account
-  return {
-    'reward': one.reward,
+  found = {
+    **told._asdict(),
+    'messages': [*told.messages],
+    'turns': told.turns,
     'turn_rewards': [*(told.turn_rewards or ())],
-    'ended': told.ended,
-    'failure': told.failure,
-    'tool_calls': told.tool_calls,
-    'tool_errors': told.tool_errors,
-    'parse_errors': told.parse_errors,
-    **({} if math.isnan(told.secs) else {'secs': told.secs}),
+    'reward': one.reward,
   }
+  del found['last_text']  # which is the completion
+  if math.isnan(told.secs):
+    del found['secs']
+  return found

@@ -499,7 +499,11 @@ def test_rewards_read_what_the_policy_chose():
     assert completion == one.account.last_text
     assert example['completion_ids'] == episode.ids[episode.chosen].tolist()
     assert example['truncated'] is False
-    assert example['episode']['turn_rewards']
+    told = example['episode']
+    assert told['turn_rewards'] and told['reward'] == one.reward
+    assert told['messages'] == [*one.account.messages]
+    assert told['turns'] == len(told['messages']) // 2 == one.account.turns
+    assert (told['ended'], told['failure']) == ('done', '')
 
 
 def test_a_rollout_in_which_all_have_failed_has_no_tokens():
