@@ -44,7 +44,7 @@ def message(
     tools: Those that the template is given.
   """
   read = [one for one in parsed.calls if tools and one.arguments is not None]
-  calls = [tool_call(one.id, one.name, one.arguments) for one in read]
+  calls = [tool_call(one.id, one.name, one.arguments or {}) for one in read]
   # Several calls may have been written as one.
   raw = dict.fromkeys(one.raw for one in parsed.calls if one not in read)
   text = '\n'.join(filter(None, [parsed.text, *raw]))
