@@ -276,7 +276,7 @@ def test_every_flag_of_a_command_is_in_the_table():
   used = {flag for one in table.COMMANDS.values() for flag in one.flags}
   assert used == {*table.FLAGS}
   for one in table.COMMANDS.values():
-    assert {name.lstrip('*') for name in one.takes} <= {*one.flags}
+    assert {name.lstrip('*?') for name in one.takes} <= {*one.flags}
 
 
 def test_an_output_that_is_full_gets_a_sentence():
