@@ -19,6 +19,7 @@ class FakeEngine:
   def __init__(self, answer, capabilities=_NOTHING_MORE):
     self.answer, self.capabilities = answer, capabilities
     self.requests, self.versions, self._waiting = [], [], []
+    self.forgotten = []
 
   def load(self, params, version):
     del params
@@ -31,6 +32,9 @@ class FakeEngine:
     self.requests.append(request)
     self._waiting.append(len(self.requests) - 1)
     return self._waiting[-1]
+
+  def forget(self, request):
+    self.forgotten.append(request)
 
   def completed(self, every_tokens=None):
     del every_tokens

@@ -92,6 +92,9 @@ class PlainEngine:
     """See `Engine`."""
     return self._submitted.add(request)
 
+  def forget(self, request: int) -> None:
+    """See `Engine`; it keeps nothing."""
+
   def completed(
     self, every_tokens: int | None = None
   ) -> Generator[list[Sampled], None, None]:

@@ -116,6 +116,11 @@ class Request(NamedTuple):
     limit: The most tokens of a completion, its end token included.
     sampling: How its tokens are drawn.
     name: What messages call the prompt.
+    calls: 0 for a request by itself. Of those that may go on from each other,
+      the most that are drawn at once: an engine that `queues` begins them
+      whenever they come, and keeps what they have read until `forget`.
+    follows: The request and the completion that these ids go on from, as far as
+      they begin alike; None if from none. It was asked for with `calls`.
   """
 
   ids: Sequence[int]
@@ -123,6 +128,8 @@ class Request(NamedTuple):
   limit: int
   sampling: Sampling
   name: str = 'a prompt'
+  calls: int = 0
+  follows: tuple[int, int] | None = None
 
 
 class Sampled(NamedTuple):
@@ -170,12 +177,15 @@ class Capabilities(NamedTuple):
     routing: Whether it knows which experts were chosen.
     shares: Whether, of several processes, each knows the completions of some
       requests alone; see `Sampled.holder`.
+    queues: Whether what is drawn for a request with `calls` depends on neither
+      when it comes nor what is beside it.
   """
 
   filters: bool = True
   entropy: bool = False
   routing: bool = False
   shares: bool = False
+  queues: bool = False
 
 
 class Engine(Protocol):
@@ -201,6 +211,10 @@ class Engine(Protocol):
 
   def submit(self, request: Request) -> int:
     """Takes a request, also while others are drawn; returns its number."""
+    ...
+
+  def forget(self, request: int) -> None:
+    """Nothing will follow a request that had `calls`, and has finished."""
     ...
 
   def completed(

@@ -20,6 +20,7 @@ from typing import Any
 from typing import TypeVar
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from jax.sharding import AxisType
@@ -393,6 +394,100 @@ def take_rows(
   return jax.shard_map(
     take, in_specs=rows, out_specs=rows, axis_names=set(alone)
   )(index, *parts)
+
+
+def put_rows(
+  buffer: jax.Array,
+  new: jax.Array,
+  place: jax.Array,
+  axis: int,
+  rows: jax.Array | None = None,
+) -> jax.Array:
+  """Writes into rows of an array, on each data shard by itself.
+
+  Args:
+    buffer: [B,...], split over the data shards.
+    new: [E,Q,...], split in the same way; what is written, without the axes of
+      rows and places.
+    place: i32[E,Q], where along `axis`; places behind its end are left out.
+    axis: Of the places in `buffer`.
+    rows: i32[E], into which rows, numbered on each data shard by itself; None:
+      all of them, in their order.
+
+  Returns:
+    The array with what is new.
+  """
+
+  def put(buffer, new, place, rows=None):
+    if rows is None:
+      rows = jnp.arange(len(buffer))
+    where: list[Any] = [slice(None)] * buffer.ndim
+    where[0], where[axis] = rows[:, None], place
+    return buffer.at[tuple(where)].set(new, mode='drop')
+
+  given = (buffer, new, place) if rows is None else (buffer, new, place, rows)
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return put(*given)
+  spec = PartitionSpec(ROW_AXES)
+  return jax.shard_map(
+    put, in_specs=spec, out_specs=spec, axis_names=set(ROW_AXES)
+  )(*given)
+
+
+def pick_row(x: jax.Array, row: jax.Array) -> jax.Array:
+  """One row of an array [B,...], on every data shard.
+
+  Args:
+    x: Split over the data shards.
+    row: i32[], which one.
+
+  Returns:
+    The row [1,...].
+  """
+
+  def pick(x, row):
+    here, local = _own_row(x, row)
+    taken = jnp.where(here, lax.dynamic_slice_in_dim(x, local, 1), 0)
+    return lax.psum(taken, ROW_AXES).astype(x.dtype)
+
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return lax.dynamic_slice_in_dim(x, row, 1)
+  return jax.shard_map(
+    pick,
+    in_specs=(PartitionSpec(ROW_AXES), PartitionSpec()),
+    out_specs=PartitionSpec(),
+    axis_names=set(ROW_AXES),
+  )(x, row)
+
+
+def place_row(x: jax.Array, one: jax.Array, row: jax.Array) -> jax.Array:
+  """An array [B,...] with another row [1,...]; see `pick_row`."""
+
+  def put(x, one, row):
+    here, local = _own_row(x, row)
+    old = lax.dynamic_slice_in_dim(x, local, 1)
+    new = jnp.where(here, one, old)
+    return lax.dynamic_update_slice_in_dim(x, new, local, 0)
+
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return lax.dynamic_update_slice_in_dim(x, one, row, 0)
+  rows = PartitionSpec(ROW_AXES)
+  return jax.shard_map(
+    put,
+    in_specs=(rows, PartitionSpec(), PartitionSpec()),
+    out_specs=rows,
+    axis_names=set(ROW_AXES),
+  )(x, one, row)
+
+
+def _own_row(x: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Whether a row is on this data shard, and its number here, or another."""
+  local = row - lax.axis_index(ROW_AXES) * len(x)
+  here = (local >= 0) & (local < len(x))
+  return here, jnp.clip(local, 0, len(x) - 1)
 
 
 def constrain_cache(

@@ -3,12 +3,13 @@
 A layer of the model calls `attention(query, key, value, cache, window, cap)`
 and gets `(output, cache)`. What this function does is decided outside the
 model; `window` is of the layer's kind, and `cap` the model's `attention_cap`.
-Three constructors make one:
+Four constructors make one:
 
 - `over_layout`: for the rows of a `Layout`, in scoring and training;
 - `over_prompts`: for right-padded prompts, whose keys and values it returns as
   the cache;
-- `over_cache`: for one new token of each row that is being decoded.
+- `over_cache`: for one new token of each row that is being decoded;
+- `over_contexts`: for new tokens of rows with a whole context of their own.
 
 Where rows share a prompt, attention to the prompt and to the row's own tokens
 is computed apart, and the two parts are merged; see `softmax`.
@@ -356,5 +357,67 @@ def over_cache(
     newest = jnp.broadcast_to(column, age.shape)
     alone = recent(query, *own, newest, own_count[:, None], cap=cap)
     return softmax.merge(shared, alone), (prompt, own)
+
+  return attention
+
+
+def over_contexts(
+  start: Array,
+  count: Array,
+  rows: Array | None = None,
+  implementation: str = 'xla',
+) -> Attention:
+  """Attention of new tokens to the contexts that they go on.
+
+  Each row has a cache of its whole context, position p at place p. So a row may
+  go on after others, or twice from the same place.
+
+  Args:
+    start: i32[E], the position of the first new token of each row.
+    count: i32[E], how many of the Q tokens are new; the others are padding,
+      which is written nowhere, and gets outputs without meaning.
+    rows: i32[E], which rows of the caches they go on, numbered on each data
+      shard by itself; equally many on each, and none twice unless it is
+      padding alone. None: all of them, in their order.
+    implementation: As in `over_cache`.
+
+  Returns:
+    The function that a layer calls. Its cache are the keys and values of B
+    rows; see `cache_axes`. They hold more places than any context has tokens.
+  """
+  axes = cache_axes(implementation).positions
+  is_portable = _chosen(implementation) == 'xla'
+
+  def attention(query, key, value, cache, window, cap=None):
+    tokens = query.shape[1]
+    position = start[:, None] + jnp.arange(tokens)
+    is_new = jnp.arange(tokens) < count[:, None]
+
+    def write(buffer, new, axis):
+      # One past the last place is left out.
+      place = jnp.where(is_new, position, buffer.shape[axis])
+      return sharding.put_rows(
+        buffer, new.astype(buffer.dtype), place, axis, rows
+      )
+
+    cache = tuple(map(write, cache, (key, value), axes))
+    own = cache
+    if rows is not None:
+      own = tuple(sharding.take_rows([x], rows) for x in cache)
+    seen = position + 1
+    if window is not None:
+      seen = jnp.minimum(seen, window)
+    if is_portable:
+      return softmax.attend_recent(
+        query, *own, position, seen, cap
+      ).output, cache
+    if tokens == 1:
+      from grpo_jax.models import kernels  # Pallas takes a while to import
+
+      found = kernels.attend_recent(query, *own, start, seen, cap=cap)
+      return found.output, cache
+    places = jnp.arange(own[0].shape[axes[0]])
+    visible = _recent(position, places[None], window)
+    return softmax.attend(query, *own, visible, cap=cap).output, cache
 
   return attention

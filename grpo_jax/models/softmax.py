@@ -95,7 +95,7 @@ def attend_recent(
     key: f[B,K,D,N]. Few queries read a whole cache, which must not be copied
       into another order first; see `attention.cache_axes`.
     value: f[B,K,N,D].
-    newest: i32[B], the place written last.
+    newest: i32[B], the place written last; or i32[B,Q], that of each query.
     count: i32[B,Q], how many places a query sees; 0 gives the output 0.
     cap: Scores s become `cap * tanh(s / cap)`; None: as they are.
 
@@ -103,8 +103,8 @@ def attend_recent(
     A `Partial` over these keys.
   """
   places = key.shape[3]
-  back = (newest[:, None] - jnp.arange(places)[None]) % places
-  visible = back[:, None] < count[:, :, None]
+  newest = newest.reshape(len(newest), -1, 1)
+  visible = (newest - jnp.arange(places)) % places < count[:, :, None]
   query = jnp.moveaxis(_grouped(query, key.shape[1]), 1, 3)
   output, log_mass = _softmax(
     _capped(_product('bkhqd,bkdn->bkhqn', query, key), visible, cap),

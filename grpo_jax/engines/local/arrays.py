@@ -68,8 +68,13 @@ class Submitted:
 
   def add(self, request: Request) -> int:
     """Takes a request, and returns its number."""
+    number = self.number()
+    self._waiting[number] = request
+    return number
+
+  def number(self) -> int:
+    """The number of a request that waits elsewhere."""
     self._count += 1
-    self._waiting[self._count] = request
     return self._count
 
   def take(self) -> Batch | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from grpo_jax import models
 from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import generation
 from grpo_jax.engines.local import lowered
 from grpo_jax.engines.local import prepare
@@ -39,6 +40,7 @@ class LocalEngine:
   key and the position alone.
 
   What was submitted is drawn in rounds: all that waits at the beginning of one.
+  Requests with `calls` are drawn whenever they come; see `calls.Queue`.
 
   Attributes:
     model: See `models.transformer`.
@@ -73,12 +75,17 @@ class LocalEngine:
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
     self._submitted = arrays.Submitted()
+    self._queue: calls.Queue | None = None
+    self._counts = calls.Counts()
 
   @property
   def capabilities(self) -> Capabilities:
     """See `Engine`."""
     return Capabilities(
-      entropy=True, routing=self.model.routes, shares=self.shares
+      entropy=True,
+      routing=self.model.routes,
+      shares=self.shares,
+      queues=not self.shares,
     )
 
   def load(self, params: Any, version: int) -> None:
@@ -88,17 +95,32 @@ class LocalEngine:
       self._prepare = prepare.Preparation(
         self.model, params, self.mesh, self.copies
       )
+    self._queue = None  # what it has read was read by other parameters
     self._params = None  # first, so that memory holds one set at a time
     self._params = self._prepare(params)
     self._version = version
 
   def unload(self) -> None:
     """Frees the engine's own copy of the parameters; see `Engine`."""
-    self._params = None
+    self._params = self._queue = None
 
   def submit(self, request: Request) -> int:
     """See `Engine`."""
-    return self._submitted.add(request)
+    if not request.calls:
+      return self._submitted.add(request)
+    number = self._submitted.number()
+    self._calls(request.calls).add(number, request)
+    return number
+
+  def forget(self, request: int) -> None:
+    """See `Engine`."""
+    if self._queue is not None:
+      self._queue.forget(request)
+
+  @property
+  def counts(self) -> calls.Counts:
+    """What was done for requests with `calls`, since the engine was made."""
+    return self._counts
 
   def completed(
     self, every_tokens: int | None = None
@@ -109,7 +131,43 @@ class LocalEngine:
       ValueError: Nothing is loaded, a prompt is empty or too long, or stop
         strings are asked for without `decode`.
     """
-    return self._submitted.rounds(lambda x: self._round(x, every_tokens))
+    rounds = self._submitted.rounds(lambda x: self._round(x, every_tokens))
+
+    def turns():
+      try:
+        yield []
+        yield from rounds
+        while self._queue is not None and self._queue.live:
+          yield self._queue.turn()
+      finally:
+        rounds.close()
+        if self._queue is not None and self._queue.live:
+          self._queue = None  # what was given up
+
+    begun = turns()
+    next(begun)  # one that has not begun would give up nothing
+    return begun
+
+  def _calls(self, number: int) -> calls.Queue:
+    """What draws calls of which so many are drawn at once."""
+    if self._params is None:
+      raise ValueError('LocalEngine has no parameters yet; call load first.')
+    shards = self._row_shards
+    rows = math.ceil(max(1, min(number, self.max_rows)) / shards) * shards
+    queue = self._queue
+    if queue is None or (queue.rows != rows and queue.is_empty):
+      self._queue = queue = None  # first, so that memory holds one at a time
+      self._queue = queue = calls.Queue(
+        self.model,
+        self._params,
+        self._version,
+        self.completion_buckets,
+        rows,
+        self.mesh,
+        self.decode,
+        self._counts,
+      )
+    return queue
 
   def _round(
     self, batch: arrays.Batch, every_tokens: int | None

@@ -1,0 +1,372 @@
+"""Calls that go on from each other, drawn whenever they come.
+
+An episode calls the engine turn by turn. What it has read and drawn stays in
+the cache of its row, so that the next turn reads only what is new. Here is the
+loop on the host around the programs of `contexts`. One turn of it:
+
+1. Calls that wait get rows (`Queue._seat`): the row of the call that they go on
+   from; or another, with a copy of what they share with that.
+2. What is new in them is read, piece by piece (`Queue._read`).
+3. A few tokens are drawn in all rows (`Queue._draw`).
+
+What is drawn depends on the calls before it in its own context alone: not on
+when it came, nor on what came beside it. A row is as wide as its own length
+asks for, and each width has a pool with as many rows; no shape changes. What is
+shared with the call before, and the pieces in which the rest is read, are
+functions of the ids.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax.engines.local import arrays
+from grpo_jax.engines.local import contexts
+from grpo_jax.engines.local import next_token
+from grpo_jax.engines.local.pools import Context
+from grpo_jax.engines.local.pools import Pool
+from grpo_jax.engines.local.pools import Turn
+from grpo_jax.engines.protocol import STOPPED
+from grpo_jax.engines.protocol import Request
+from grpo_jax.engines.protocol import Sampled
+from grpo_jax.mesh import host_arrays
+from grpo_jax.mesh import sharding
+from grpo_jax.models import layout
+from grpo_jax.models.protocol import Layered
+
+_PIECES = 4, 16, 64, 256, 1024  # tokens of one row that are read at once
+# Tokens of all rows that are read at once: as many as take so many operations,
+# between the bounds, so that reading them takes longer than asking for it, and
+# little is read in vain where few wait.
+_READ_FLOPS = 2**33
+_READ_TOKENS = {'cpu': (64, 4096)}
+_READ_TOKENS_ELSEWHERE = 512, 8192
+
+
+@dataclasses.dataclass
+class Counts:
+  """What a queue has done; see `LocalEngine.counts`.
+
+  Attributes:
+    new: Tokens of calls that were new in their contexts.
+    read: Tokens that were read, so that the model has computed them.
+    drawn: Tokens that were drawn.
+    places: Tokens that could have been drawn in the same time: rows of all
+      pools that were drawn on, times steps.
+    parked: How often a row was moved to the host.
+  """
+
+  new: int = 0
+  read: int = 0
+  drawn: int = 0
+  places: int = 0
+  parked: int = 0
+
+
+class Queue:
+  """Draws calls; see the module.
+
+  Args:
+    model: See `models.transformer`.
+    params: What `sampler_params` returned.
+    version: Of the policy.
+    widths: The numbers of places that a cache may have.
+    rows: How many rows each width has; a multiple of the data shards.
+    mesh: The sampler's mesh; None for one device.
+    decode: Turns ids into text; needed for stop strings only.
+    counts: What is added to.
+  """
+
+  def __init__(
+    self,
+    model: Layered,
+    params: Any,
+    version: int,
+    widths: Sequence[int],
+    rows: int,
+    mesh: jax.sharding.Mesh | None = None,
+    decode: Callable[[Any], str] | None = None,
+    counts: Counts | None = None,
+  ):
+    self._model, self._params, self._version = model, params, version
+    self._widths, self._mesh, self._decode = sorted(widths), mesh, decode
+    self.rows, self.counts = rows, counts or Counts()
+    self._shards = 1 if mesh is None else sharding.row_shards(mesh)
+    self._reading = contexts.Programs(model, mesh)
+    self._pools: dict[int, Pool] = {}
+    self._waiting: list[Turn] = []
+    self._contexts: dict[tuple[int, int], tuple[Context, np.ndarray]] = {}
+    self._prompts: dict[bytes, Context] = {}
+    self._choices: next_token.Choices | None = None
+    self._clock = 0
+
+  @property
+  def live(self) -> bool:
+    """Whether something waits or is drawn."""
+    return bool(self._waiting) or any(
+      pool.drawn_on for pool in self._pools.values()
+    )
+
+  @property
+  def is_empty(self) -> bool:
+    """Whether nothing is live, and nothing is kept."""
+    return not self.live and not self._contexts
+
+  def add(self, number: int, request: Request) -> None:
+    """Takes a request under its number.
+
+    Raises:
+      ValueError: It is empty or too long, or asks for stop strings without a
+        `decode`.
+    """
+    if not len(request.ids):
+      raise ValueError(
+        f'The request for {request.name} is empty; give at least one token.'
+      )
+    layout.bucket(self._length(request), self._widths, request.name)
+    arrays.end_of([], request.sampling, self._decode)
+    ids = np.asarray(request.ids, np.int32)
+    for place in range(len(request.keys)):
+      self._waiting.append(Turn(number, place, request, ids))
+
+  def turn(self) -> list[Sampled]:
+    """Seats, reads and draws once; what has finished."""
+    self._clock += 1
+    while self._seat_some():
+      self._read()
+    over: list[Sampled] = []
+    for _, pool in sorted(self._pools.items()):
+      if pool.drawn_on:
+        over += self._draw(pool)
+    return over
+
+  def forget(self, number: int) -> None:
+    """Nothing will follow a request that has finished."""
+    for key in [key for key in self._contexts if key[0] == number]:
+      context, _ = self._contexts.pop(key)
+      context.users -= 1
+      if not context.users and context.turn is None:
+        self._pools[context.width].release(context)
+        context.parked = None
+        self._prompts = {
+          ids: one for ids, one in self._prompts.items() if one is not context
+        }
+
+  @staticmethod
+  def _length(request: Request) -> int:
+    return len(request.ids) + request.limit
+
+  def _pool(self, width: int) -> Pool:
+    if width not in self._pools:
+      self._pools[width] = Pool(self._reading, self._params, self.rows, width)
+    return self._pools[width]
+
+  def _seat_some(self) -> bool:
+    """Gives rows to calls that wait, as far as they can have them now."""
+    waiting = self._waiting
+    self._waiting = [one for one in waiting if not self._seat(one)]
+    return len(self._waiting) < len(waiting)
+
+  def _seat(self, turn: Turn) -> bool:
+    """Gives a row to a call; False if it has to wait."""
+    choices = next_token.choices_of(
+      [turn.request.sampling], self._model.config.vocab_size
+    )
+    if any(pool.drawn_on for pool in self._pools.values()):
+      if choices != self._choices:
+        return False  # one program draws all rows
+    source, shared = self._source(turn)
+    if source is not None and source.read < shared:
+      return False  # it is read just now
+    width = layout.bucket(
+      self._length(turn.request), self._widths, turn.request.name
+    )
+    pool, context = self._pool(width), source
+    goes_on = (
+      source is not None
+      and source.turn is None
+      and source.width == width
+      and source.read == shared
+    )
+    if not goes_on or context is None:
+      context = Context(width, turn.ids)
+    if context.row is None:
+      row = pool.find_row()
+      if row is None:
+        return False
+      cache = None
+      if source is not None and shared:
+        cache = source.parked
+        if cache is None:
+          cache = self._pools[source.width].copy(source)
+      pool.seat(context, row, cache)
+    self._choices = choices
+    context.ids, context.read, context.turn = turn.ids, shared, turn
+    context.users += 1
+    self.counts.new += len(turn.ids) - shared - 1
+    if turn.request.follows is None:
+      self._prompts.setdefault(turn.ids[:-1].tobytes(), context)
+    return True
+
+  def _source(self, turn: Turn) -> tuple[Context | None, int]:
+    """From which context a call goes on, and how much of it is shared.
+
+    The last token of a call is never shared: what is behind it is drawn from
+    the pass that reads it. And the last that was drawn is in no cache yet.
+    """
+    follows, most = turn.request.follows, len(turn.ids) - 1
+    if follows is None:
+      context = self._prompts.get(turn.ids[:-1].tobytes())
+      return context, most if context is not None else 0
+    if follows not in self._contexts:
+      return None, 0  # forgotten
+    context, ids = self._contexts[follows]
+    most = min(most, len(ids) - 1)
+    differ = np.flatnonzero(ids[:most] != turn.ids[:most])
+    return context, int(differ[0]) if len(differ) else most
+
+  def _read(self) -> None:
+    """Reads what is new in the contexts that have got a row."""
+    for pool in self._pools.values():
+      while new := [one for one in pool.drawn_on if self._unread(one)]:
+        by_piece: dict[int, list[Context]] = {}
+        for one in new:
+          by_piece.setdefault(self._piece(self._unread(one)), []).append(one)
+        for piece, some in sorted(by_piece.items()):
+          self._read_piece(pool, piece, some)
+
+  @staticmethod
+  def _unread(context: Context) -> int:
+    """How many tokens of a context are still to be read."""
+    assert context.turn is not None
+    return 0 if context.turn.age else len(context.ids) - 1 - context.read
+
+  @functools.cached_property
+  def _most_tokens(self) -> int:
+    """How many tokens are read at once."""
+    platform = sharding.platform(self._mesh)
+    size = sum(x.size for x in jax.tree.leaves(self._params))
+    least, most = _READ_TOKENS.get(platform, _READ_TOKENS_ELSEWHERE)
+    return min(max(least, _READ_FLOPS // (2 * size)), most)
+
+  def _piece(self, count: int) -> int:
+    """In which piece the next of so many tokens are read."""
+    pieces = [size for size in _PIECES if size <= self._most_tokens]
+    place = sum(size < count for size in pieces)
+    if place == len(pieces) or (place and 2 * count < pieces[place]):
+      place -= 1  # or most of the piece would be padding
+    return pieces[place]
+
+  def _read_piece(self, pool: Pool, piece: int, some: list[Context]) -> None:
+    """Reads a piece of each of some contexts, as many at once as is due."""
+    of_shard = self.rows // self._shards
+    each = max(1, min(of_shard, self._most_tokens // piece // self._shards))
+    by_shard: list[list[Context]] = [[] for _ in range(self._shards)]
+    for one in some:
+      assert one.row is not None
+      by_shard[one.row // of_shard].append(one)
+    for first in range(0, max(map(len, by_shard)), each):
+      shape = self._shards * each
+      rows, start, count = (np.zeros(shape, np.int32) for _ in range(3))
+      tokens = np.zeros((shape, piece), np.int32)
+      for shard, ones in enumerate(by_shard):
+        for n, one in enumerate(ones[first : first + each], shard * each):
+          assert one.row is not None
+          ids = one.ids[one.read : -1][:piece]
+          tokens[n, : len(ids)], count[n] = ids, len(ids)
+          rows[n], start[n] = one.row % of_shard, one.read
+          one.read += len(ids)
+      self.counts.read += int(count.sum())
+      given = self._on_devices((rows, tokens, start, count))
+      pool.cache = contexts.read(
+        self._reading, self._params, pool.cache, *given
+      )
+
+  def _on_devices(self, tree: Any) -> Any:
+    if self._mesh is None:
+      return tree
+    return host_arrays.from_local(tree, sharding.rows(self._mesh))
+
+  def _turns(self, pool: Pool) -> contexts.Turns:
+    """What is drawn in the rows of a pool."""
+    assert self._choices is not None
+    drawn = [one and one.turn for one in pool.contexts]
+    some = next(one.request.sampling for one in drawn if one)
+    last, place, age = (np.zeros(self.rows, np.int32) for _ in range(3))
+    words = np.zeros((self.rows, 2), np.uint32)
+    for row, one in enumerate(drawn):
+      if one:
+        last[row], age[row] = one.last, one.age
+        place[row] = len(one.ids) - 1 + one.age
+        words[row] = one.request.keys[one.place]
+    numbers = next_token.numbers_of(
+      [one.request.sampling if one else some for one in drawn],
+      [one.request.limit if one else 0 for one in drawn],
+      self._model.config.vocab_size,
+    )
+    ended = np.array([one is None for one in drawn])
+    return contexts.Turns(last, place, age, ended, words, numbers)
+
+  def _draw(self, pool: Pool) -> list[Sampled]:
+    """Draws some tokens in the rows of a pool; what has finished."""
+    assert self._choices is not None
+    turns, going = self._turns(pool), len(pool.drawn_on)
+    # Rows that have ended wait for the others, so not for long.
+    floor = going - math.ceil(going / 8)
+    pool.cache, after, drawn = contexts.decode(
+      contexts.Programs(self._model, self._mesh, self._choices),
+      self._params,
+      pool.cache,
+      self._on_devices(turns),
+      np.int32(contexts.STEPS),
+      np.int32(floor),
+    )
+    drawn, age, ended = host_arrays.to_host((drawn, after.age, after.ended))
+    new = age - turns.age
+    self.counts.drawn += int(new.sum())
+    self.counts.places += int(new.max()) * self.rows
+    over = []
+    for context in pool.drawn_on:
+      row, turn = context.row, context.turn
+      assert row is not None and turn is not None
+      turn.drawn.append(jax.tree.map(lambda x: x[row, : new[row]], drawn))  # noqa: B023
+      turn.age = int(age[row])
+      if (one := self._finished(turn, bool(ended[row]))) is not None:
+        over.append(one)
+        self._keep(context, turn, one)
+    return over
+
+  def _finished(self, turn: Turn, ended: bool) -> Sampled | None:
+    """A call that has ended, or has come to a stop string; else None."""
+    sampling = turn.request.sampling
+    if not ended and not sampling.stop_strings:
+      return None
+    whole = jax.tree.map(lambda *x: np.concatenate(x), *turn.drawn)
+    count, finish = arrays.end_of(whole.token, sampling, self._decode)
+    if not ended and finish != STOPPED:
+      return None
+    one = jax.tree.map(lambda x: x[:count].copy(), whole)
+    return Sampled(
+      request=turn.number,
+      number=turn.place,
+      ids=one.token,
+      logp=one.logp,
+      log_kept=one.log_kept,
+      version=np.full((count,), self._version, np.int32),
+      finish=finish,
+      entropy=one.entropy,
+      routing=one.routing,
+    )
+
+  def _keep(self, context: Context, turn: Turn, one: Sampled) -> None:
+    """Notes what others may go on from."""
+    whole = np.concatenate([turn.ids, one.ids])
+    context.ids, context.read, context.turn = whole, len(whole) - 1, None
+    context.waits_since = self._clock
+    self._contexts[turn.number, turn.place] = context, whole

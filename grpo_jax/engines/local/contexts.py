@@ -1,0 +1,274 @@
+"""The compiled programs of calls: read, decode, pick and place.
+
+A row has a cache of its whole context, so that it can wait for an environment
+and then go on where it was:
+
+- `read` reads what is new in the contexts of some rows;
+- `decode` draws one token after another for all rows that are drawn on;
+- `pick` and `place` copy the cache of one row out of the others, and back.
+
+What a row computes depends on its own tokens alone: on where they were read and
+where they were drawn, not on the other rows, and not on which row it is. Shapes
+are few: `B` rows and `M` places of a pool, `E` rows and `Q` tokens of a `read`,
+`C` tokens of a `decode`.
+"""
+
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import models
+from grpo_jax.engines.local import sampler
+from grpo_jax.engines.local.next_token import Choices
+from grpo_jax.engines.local.next_token import Numbers
+from grpo_jax.mesh import sharding
+from grpo_jax.models import attention
+
+Array = jax.Array
+AnyArray = jax.Array | np.ndarray
+
+STEPS = 16
+"""The most tokens that one call of `decode` draws for a row, `C`."""
+
+
+class Turns(NamedTuple):
+  """What is drawn in each row of a pool; arrays [B], on the host between calls.
+
+  Attributes:
+    last: i32, the newest token, which is not in the cache yet.
+    place: i32, its position, and so the number of tokens before it.
+    age: i32, how many tokens the turn has.
+    ended: bool, whether nothing more is drawn.
+    words: u32[B,2], of the key of the turn.
+    numbers: How it is drawn.
+  """
+
+  last: AnyArray
+  place: AnyArray
+  age: AnyArray
+  ended: AnyArray
+  words: AnyArray
+  numbers: Numbers
+
+
+class _Rows(NamedTuple):
+  """`Turns` on the device; what `sampler.draw` goes on with."""
+
+  last: Array
+  place: Array
+  age: Array
+  ended: Array
+  key: Array
+  numbers: Numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """What the compiled programs are compiled for; a static argument of them.
+
+  Attributes:
+    model: See `models.transformer`.
+    mesh: Over whose data shards the rows are split; None for one device.
+    choices: Which ways of choosing a token there are; of `decode` alone.
+  """
+
+  model: models.Layered
+  mesh: jax.sharding.Mesh | None = None
+  choices: Choices = Choices()
+
+  def read(
+    self, params, cache: Any, rows: Array, tokens: Array, start: Array,
+    count: Array,
+  ) -> Any:  # fmt: skip
+    """Reads tokens into the caches of some rows.
+
+    Args:
+      params: What `sampler_params` returned.
+      cache: For each layer the keys and values of the rows of a pool, f[B,...]
+        with M places; see `attention.cache_axes`.
+      rows: i32[E], numbered on each data shard by itself.
+      tokens: i32[E,Q].
+      start: i32[E], the position of the first of them.
+      count: i32[E], how many of them there are; 0 for a row that is padding.
+
+    Returns:
+      The caches.
+    """
+    positions = start[:, None] + jnp.arange(tokens.shape[1])
+    _, cache, _ = self._hidden(
+      params,
+      tokens,
+      positions,
+      attention.over_contexts(start, count, rows, self.model.config.attention),
+      cache,
+    )
+    return self._placed(cache)
+
+  def decode(
+    self, params, cache: Any, turns: Turns, limit: Array, floor: Array
+  ) -> tuple[Any, Turns, sampler.Drawn]:
+    """Draws token after token for every row that has not ended.
+
+    Args:
+      params: What `sampler_params` returned.
+      cache: See `read`.
+      turns: What is drawn.
+      limit: i32[], how many tokens to draw per row, at most `STEPS`.
+      floor: i32[]; decoding stops when no more rows than this go on.
+
+    Returns:
+      The caches, the turns, and what was drawn, in columns from 0 on.
+    """
+    shape = len(turns.last), STEPS
+    nothing = sampler.Drawn(
+      jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
+    )
+    if self.model.routes:
+      nothing = nothing._replace(routing=nothing.token)
+    key = jax.random.wrap_key_data(turns.words, impl='threefry2x32')
+    rows = _Rows(*map(jnp.asarray, turns[:4]), key, turns.numbers)
+
+    def going(carry):
+      step, _, rows, _ = carry
+      alive = jnp.sum(~rows.ended, dtype=jnp.int32)
+      return (step < limit) & (alive > floor)
+
+    def body(carry):
+      step, cache, rows, drawn = carry
+      alive = (~rows.ended).astype(jnp.int32)
+      hidden, cache, routing = self._hidden(
+        params,
+        rows.last[:, None],
+        rows.place[:, None],
+        attention.over_contexts(
+          rows.place, alive, None, self.model.config.attention
+        ),
+        cache,
+      )
+      logits = self.model.head(params, hidden[:, 0])
+      if routing is not None:
+        routing = routing[:, 0]
+      rows, new = sampler.draw(rows, logits, self.choices, routing)
+      rows = rows._replace(place=rows.place + alive)
+      put = lambda to, x: lax.dynamic_update_slice_in_dim(
+        to, x[:, None], step, axis=1
+      )
+      drawn = jax.tree.map(put, drawn, new)
+      return step + 1, self._placed(cache), rows, drawn
+
+    start = jnp.zeros((), jnp.int32), cache, rows, nothing
+    _, cache, rows, drawn = lax.while_loop(going, body, start)
+    turns = turns._replace(
+      last=rows.last, place=rows.place, age=rows.age, ended=rows.ended
+    )
+    return cache, turns, drawn
+
+  def pick(self, cache: Any, row: Array) -> Any:
+    """The cache of one row, f[1,...] for each layer, on every data shard."""
+    return jax.tree.map(lambda x: sharding.pick_row(x, row), cache)
+
+  def place(self, cache: Any, one: Any, row: Array) -> Any:
+    """The caches of a pool with that of one row in its place.
+
+    Args:
+      cache: Of the pool.
+      one: What `pick` returned, with as many places as the pool has, or fewer.
+      row: i32[], which row of the pool.
+    """
+
+    def put(x, one):
+      widths = [(0, x.shape[n] - one.shape[n]) for n in range(1, one.ndim)]
+      return sharding.place_row(x, jnp.pad(one, [(0, 0), *widths]), row)
+
+    return self._placed(jax.tree.map(put, cache, one))
+
+  def shapes(self, params, rows: int, places: int) -> Any:
+    """The shapes and dtypes of the caches of a pool.
+
+    Args:
+      params: What `sampler_params` returned.
+      rows: `B`.
+      places: `M`.
+    """
+
+    def read(params, tokens):
+      # Portable, because a kernel does not take every shape.
+      over = attention.over_prompts(jnp.ones(1, jnp.int32), 'xla')
+      return self._hidden(params, tokens, jnp.zeros_like(tokens), over)[1]
+
+    with sharding.use(self.mesh):
+      one = jax.eval_shape(read, params, jnp.zeros((1, 1), jnp.int32))
+
+    def whole(x, axis, portable_axis):
+      heads = [n for n in x.shape[1:]]
+      del heads[portable_axis - 1]
+      heads.insert(axis - 1, places)
+      return jax.ShapeDtypeStruct((rows, *heads), x.dtype)
+
+    portable = attention.cache_axes('xla').positions
+    with sharding.use(self.mesh):
+      axes = self._axes.positions
+    return [tuple(map(whole, layer, axes, portable)) for layer in one]
+
+  def empty(self, params, rows: int, places: int) -> Any:
+    """Caches of a pool, on the devices; see `shapes`."""
+    shapes = self.shapes(params, rows, places)
+
+    def zeros():
+      return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    with sharding.use(self.mesh):
+      if self.mesh is None:
+        return zeros()
+      heads = self._axes.heads
+      mesh = self.mesh
+      at = jax.tree.map(
+        lambda x: jax.sharding.NamedSharding(
+          mesh, sharding.cache_spec(mesh, x.shape, heads)
+        ),
+        shapes,
+      )
+    return jax.jit(zeros, out_shardings=at)()
+
+  def _hidden(self, *given):
+    """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
+    if not self.model.routes:
+      return *self.model.hidden(*given), None
+    hidden, cache, routed = self.model.hidden_routed(*given)
+    return hidden, cache, routed.code
+
+  def _placed(self, cache: Any) -> Any:
+    heads = self._axes.heads
+    return jax.tree.map(lambda x: sharding.constrain_cache(x, heads), cache)
+
+  @property
+  def _axes(self) -> attention.CacheAxes:
+    return attention.cache_axes(self.model.config.attention)
+
+
+def _compiled(name: str, donated: tuple[int, ...]):
+  """A method of `Programs` as a jitted function, which may take its caches."""
+
+  def call(programs, *args):
+    with sharding.use(programs.mesh):
+      return getattr(programs, name)(*args)
+
+  call.__name__ = f'{name}_calls'
+  return jax.jit(
+    call,
+    static_argnums=(0,),
+    donate_argnums=donated,
+    # As those of `sampler`.
+    compiler_options=sharding.COMPILER_OPTIONS,
+  )
+
+
+read = _compiled('read', (2,))
+decode = _compiled('decode', (2,))
+pick = _compiled('pick', ())
+place = _compiled('place', (1,))

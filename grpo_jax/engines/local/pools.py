@@ -1,0 +1,128 @@
+"""Rows with contexts of their own: who has which, and who waits elsewhere.
+
+A pool has rows of one width. A context that nobody draws on keeps its row until
+another needs it; then it is parked on the host, and comes back unchanged.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.engines.local import contexts
+from grpo_jax.engines.protocol import Request
+from grpo_jax.mesh import host_arrays
+
+
+@dataclasses.dataclass(eq=False)
+class Turn:
+  """A call that waits or is drawn.
+
+  Attributes:
+    number: What `submit` has returned.
+    place: Which of the completions of the request, from 0.
+    request: What was asked for.
+    ids: i32[n], of the request.
+    drawn: What each call of the devices has drawn of it, `Drawn` [c].
+    age: How many tokens that are.
+  """
+
+  number: int
+  place: int
+  request: Request
+  ids: np.ndarray
+  drawn: list[Any] = dataclasses.field(default_factory=list)
+  age: int = 0
+
+  @property
+  def last(self) -> int:
+    """The newest token, which is not in the cache yet."""
+    return int(self.drawn[-1].token[-1] if self.age else self.ids[-1])
+
+
+@dataclasses.dataclass(eq=False)
+class Context:
+  """What the cache of a row holds.
+
+  Attributes:
+    width: Places of its cache.
+    ids: i32[n], what is to be read into it, in order.
+    read: How many of them are in the cache.
+    row: Of its pool; None while it is parked.
+    parked: Its cache on the host, while it has no row.
+    turn: What is drawn behind it; None while it waits.
+    users: How many calls may be followed from it.
+    waits_since: When its last turn ended, in turns of the queue.
+  """
+
+  width: int
+  ids: np.ndarray
+  read: int = 0
+  row: int | None = None
+  parked: Any = None
+  turn: Turn | None = None
+  users: int = 0
+  waits_since: int = 0
+
+
+class Pool:
+  """The rows of one width.
+
+  Args:
+    programs: What copies rows.
+    params: What `sampler_params` returned; for shapes alone.
+    rows: How many.
+    width: Places of a cache.
+  """
+
+  def __init__(
+    self, programs: contexts.Programs, params: Any, rows: int, width: int
+  ):
+    self._programs, self.width = programs, width
+    self.contexts: list[Context | None] = [None] * rows
+    self.cache = programs.empty(params, rows, width)
+
+  def find_row(self) -> int | None:
+    """A row that is free, or made free; None if all are drawn on."""
+    if None in self.contexts:
+      return self.contexts.index(None)
+    waiting = [one for one in self.contexts if one and one.turn is None]
+    if not waiting:
+      return None
+    # Who has waited longest has the slowest environment, it seems.
+    longest = min(waiting, key=lambda one: one.waits_since)
+    row = longest.row
+    longest.parked = host_arrays.to_host(self.copy(longest))
+    self.release(longest)
+    return row
+
+  def copy(self, context: Context) -> Any:
+    """The cache of a context that has a row here."""
+    return contexts.pick(self._programs, self.cache, np.int32(context.row))
+
+  def seat(self, context: Context, row: int, cache: Any = None) -> None:
+    """Gives a row to a context.
+
+    Args:
+      context: Without one.
+      row: From `find_row`.
+      cache: Of one row, which is to be in it; None: nothing.
+    """
+    if cache is not None:
+      self.cache = contexts.place(
+        self._programs, self.cache, cache, np.int32(row)
+      )
+    context.row, context.parked = row, None
+    self.contexts[row] = context
+
+  def release(self, context: Context) -> None:
+    """Takes the row of a context from it."""
+    if context.row is not None:
+      self.contexts[context.row] = None
+      context.row = None
+
+  @property
+  def drawn_on(self) -> Sequence[Context]:
+    """The contexts behind which something is drawn."""
+    return [one for one in self.contexts if one and one.turn]
