@@ -103,6 +103,14 @@ METHODS = [
   _method('kl_cov'),
   _method('forking_tokens', share=0.5),
   _method('forking_tokens'),
+  _method('rloo_to_go', gamma=0.5),
+  _method('rloo_to_go'),
+  _method('grpo_to_go', gamma=0.5, **_SAMPLE),
+  _method('grpo_to_go'),
+  _method('mt_grpo', coefficient=0.5, kl_coefficient=0, **_SAMPLE),
+  _method('mt_grpo'),
+  _method('gigpo', coefficient=2.0, kl_coefficient=0, normalizes=False),
+  _method('gigpo', **_SAMPLE),
   _method('supervised'),
 ]
 """Every method, off its defaults too where these would leave a part idle."""
@@ -258,6 +266,18 @@ PARTS = [
     ),
     oracles.PARTS['add_kl-k1_score'],
   ),
+  Entry(
+    'center_to_go_by_group',
+    _with(
+      losses.center_to_go_by_group(0.5), losses.mean_over_sequences(), _CLIP
+    ),
+    oracles.PARTS['center_to_go_by_group'],
+  ),
+  Entry(
+    'mean_over_turns',
+    _with(losses.use_reward(), losses.mean_over_turns(), _CLIP),
+    oracles.PARTS['mean_over_turns'],
+  ),
 ]
 """Parts that no method has, each in a small chain."""
 
@@ -312,8 +332,16 @@ def make_case(seed=0, prompts=4, group=4, tokens=6, spread=0.4) -> oracles.Case:
     truncated=rng.random(shape[:2]) < 0.2,
     tokens=rng.integers(0, 3, shape),
     noise=rng.random(shape),
+    # Drawn last, so that all else is as it was before there were turns.
+    turn=np.minimum(np.cumsum(rng.random(shape) < 0.4, axis=-1), TURNS - 1),
+    turn_reward=rng.choice([0.0, 0.25, 0.5], (*shape[:2], TURNS)),
+    turn_state=rng.integers(0, 5, (*shape[:2], TURNS)),
   )
   return garbage(case, np.nan)
+
+
+TURNS = 4
+"""At most, of an episode."""
 
 
 _PER_TOKEN = (
@@ -329,6 +357,10 @@ def garbage(case: oracles.Case, value) -> oracles.Case:
   }
   reward = np.where(case.valid, case.reward, value)
   parts = np.where(case.valid[:, :, None], case.reward_parts, value)
+  if case.turn is not None:
+    earned = np.where(case.valid[:, :, None], case.turn_reward, value)
+    turn = np.where(owned, case.turn, 77)
+    case = case._replace(turn=turn, turn_reward=earned)
   return case._replace(reward=reward, reward_parts=parts, **per_token)
 
 
@@ -348,9 +380,21 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
     extras={
       'noise': jnp.asarray(case.noise, dtype),
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
+      **_turns(case, dtype),
     },
     **of_policies,
   )
+
+
+def _turns(case, dtype):
+  """What a batch has of turns, by name."""
+  if case.turn is None:
+    return {}
+  return {
+    'turn': jnp.asarray(case.turn),
+    'turn_reward': jnp.asarray(case.turn_reward, dtype),
+    'turn_state': jnp.asarray(case.turn_state),
+  }
 
 
 def prepared(method, batch):
