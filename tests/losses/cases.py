@@ -22,6 +22,7 @@ class Entry(NamedTuple):
   name: str
   make: Callable[[], losses.LossTransform]
   oracle: Callable | None = None  # with the same arguments as `make`
+  is_long: bool = False  # whether all its tests are
 
 
 def _method(name, **kwargs):
@@ -104,13 +105,10 @@ METHODS = [
   _method('forking_tokens', share=0.5),
   _method('forking_tokens'),
   _method('rloo_to_go', gamma=0.5),
-  _method('rloo_to_go'),
   _method('grpo_to_go', gamma=0.5, **_SAMPLE),
-  _method('grpo_to_go'),
-  _method('mt_grpo', coefficient=0.5, kl_coefficient=0, **_SAMPLE),
-  _method('mt_grpo'),
+  _method('mt_grpo', coefficient=0.5, **_SAMPLE),
   _method('gigpo', coefficient=2.0, kl_coefficient=0, normalizes=False),
-  _method('gigpo', **_SAMPLE),
+  _method('gigpo', **_SAMPLE)._replace(is_long=True),
   _method('supervised'),
 ]
 """Every method, off its defaults too where these would leave a part idle."""
@@ -272,11 +270,13 @@ PARTS = [
       losses.center_to_go_by_group(0.5), losses.mean_over_sequences(), _CLIP
     ),
     oracles.PARTS['center_to_go_by_group'],
+    is_long=True,
   ),
   Entry(
     'mean_over_turns',
     _with(losses.use_reward(), losses.mean_over_turns(), _CLIP),
     oracles.PARTS['mean_over_turns'],
+    is_long=True,
   ),
 ]
 """Parts that no method has, each in a small chain."""
@@ -290,12 +290,12 @@ ONCE_EACH = list({e.name.split('-')[0]: e for e in TABLE}.values())
 def by_name(entries, long=()):
   """Arguments of `pytest.mark.parametrize`; all of one entry run together.
 
-  The rows of the entries in `long` are marked so.
+  The rows of the entries in `long`, and of those that are, are marked so.
   """
   marked = lambda entry: pytest.param(entry, marks=pytest.mark.long)
   return dict(
     argnames='entry',
-    argvalues=[marked(e) if e in long else e for e in entries],
+    argvalues=[marked(e) if e.is_long or e in long else e for e in entries],
     ids=[entry.name for entry in entries],
     scope='module',  # tests with an entry in common are put together
   )

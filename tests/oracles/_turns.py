@@ -36,8 +36,8 @@ def turn_of(case: Case, p: int, g: int, t: int) -> int:
 
 def last_turn(case: Case, p: int, g: int) -> int:
   """The largest turn that has a token; 0 without any."""
-  kept = kept_tokens(case)[p, g]
-  return max([turn_of(case, p, g, t) for t in np.flatnonzero(kept)], default=0)
+  kept = np.flatnonzero(kept_tokens(case)[p, g]).tolist()
+  return max([turn_of(case, p, g, t) for t in kept], default=0)
 
 
 def rewards(case: Case, p: int, g: int) -> list[float]:
