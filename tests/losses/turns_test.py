@@ -255,7 +255,7 @@ def test_turns_share_the_weight_equally():
 def test_returns_that_differ_by_rounding_are_equal():
   """The last turns all earn .6; a z-score would be of order 1 there."""
   rng = np.random.default_rng(0)
-  earned = rng.integers(0, 30, (8, 4, 3)) / 10
+  earned = rng.integers(0, 300, (8, 4, 3)) / 10
   earned[..., 2] = 0.1
   shape = 8, 4, 3
   states = np.broadcast_to(np.arange(3, dtype=np.int32), shape)

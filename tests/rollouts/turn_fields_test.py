@@ -72,11 +72,11 @@ def test_states_are_what_was_said_last(filled):
 
 
 def test_a_state_is_of_its_group_alone():
-  rollout = made.played(
-    *[made.saying('1', '9')] * 2, records=[*made.RECORDS, *made.RECORDS]
-  )
+  """The number does not depend on what other groups have heard."""
+  records = [made.RECORDS[1], {**made.RECORDS[0], 'answer': '2'}]
+  rollout = made.played(made.saying('4', '9'), records=records)
   found = turn_fields.with_turns(rollout, BOTH).batch.extras['turn_state']
-  np.testing.assert_array_equal(found, found[:1].repeat(4, axis=0))
+  assert found[:, 0, :4].tolist() == [[0, 1, 2, 2], [0, 1, 1, 1]]
 
 
 def test_a_reward_counts_for_whoever_may_have_caused_it():
