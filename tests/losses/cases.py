@@ -105,7 +105,7 @@ METHODS = [
   _method('forking_tokens', share=0.5),
   _method('forking_tokens'),
   _method('rloo_to_go', gamma=0.5),
-  _method('grpo_to_go', gamma=0.5, **_SAMPLE),
+  _method('grpo_to_go', gamma=0.5, **_SAMPLE)._replace(is_long=True),
   _method('mt_grpo', coefficient=0.5, **_SAMPLE),
   _method('gigpo', coefficient=2.0, kl_coefficient=0, normalizes=False),
   _method('gigpo', **_SAMPLE)._replace(is_long=True),

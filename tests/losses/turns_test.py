@@ -244,6 +244,7 @@ def test_without_turns_their_mean_is_that_of_completions():
   np.testing.assert_array_equal(own, neighbour)
 
 
+@pytest.mark.long
 def test_turns_share_the_weight_equally():
   ((weight,),) = weights(batch(), (losses.mean_over_turns(),))
   assert not weight[~MASK].any()
@@ -328,6 +329,7 @@ def test_a_discount_lies_between_0_and_1(make, gamma):
     make(gamma)
 
 
+@pytest.mark.long
 def test_a_discount_may_be_a_schedule():
   later = losses.center_to_go_by_group(lambda step: 0.5 * (step > 0))
 
