@@ -353,3 +353,22 @@ def test_it_is_traced_from_fields_that_are_filled():
   made = jax.eval_shape(run)
   assert made.extras['turn'].dtype == jnp.int32
   assert made.extras['turn_reward'].shape == (1, 4, 1)
+
+
+def test_rows_of_another_framework_bring_their_turns():
+  """As many turns as there are columns: they are no tokens even so."""
+  order = [2, 0, 3, 1]
+  earned = np.pad(EARNED, ((0, 0), (0, 3)))
+  made, _ = losses.batch_from_rows(
+    MASK[order],
+    ['a'] * 4,
+    REWARD[order],
+    extras={'turn': TURNS[order], 'turn_reward': earned[order]},
+  )
+  np.testing.assert_array_equal(made.mask[0], MASK[order])
+  np.testing.assert_array_equal(made.extras['turn_reward'][0], earned[order])
+  method = losses.center_to_go_by_group()
+  (advantage,), (expected,) = advantages(made, method) + advantages(
+    batch(), method
+  )
+  np.testing.assert_allclose(advantage, expected[order], rtol=1e-6)
