@@ -358,12 +358,16 @@ def test_it_is_traced_from_fields_that_are_filled():
 def test_rows_of_another_framework_bring_their_turns():
   """As many turns as there are columns: they are no tokens even so."""
   order = [2, 0, 3, 1]
-  earned = np.pad(EARNED, ((0, 0), (0, 3)))
+  earned = np.pad(EARNED, ((0, 0), (0, 5)))
+  prompt = (0, 0), (2, 0)
   made, _ = losses.batch_from_rows(
-    MASK[order],
+    np.pad(MASK, prompt)[order],
     ['a'] * 4,
     REWARD[order],
-    extras={'turn': TURNS[order], 'turn_reward': earned[order]},
+    extras={
+      'turn': np.pad(TURNS, prompt)[order],
+      'turn_reward': earned[order],
+    },
   )
   np.testing.assert_array_equal(made.mask[0], MASK[order])
   np.testing.assert_array_equal(made.extras['turn_reward'][0], earned[order])
