@@ -253,7 +253,25 @@ def test_turns_share_the_weight_equally():
     np.testing.assert_allclose(own, 1 / (8 * len(own)), rtol=1e-12)
 
 
-def test_returns_that_differ_by_rounding_are_equal():
+@pytest.mark.parametrize(
+  'credit',
+  [
+    pytest.param(losses.normalize_to_go_by_group(), id='to_go'),
+    pytest.param(
+      losses.normalize_turns_and_outcome(),
+      id='outcome',
+      marks=pytest.mark.long,
+    ),
+    pytest.param(
+      losses.chain(
+        losses.constant_advantage(0.0), losses.add_credit_by_state(gamma=1.0)
+      ),
+      id='states',
+      marks=pytest.mark.long,
+    ),
+  ],
+)
+def test_returns_that_differ_by_rounding_are_equal(credit):
   """The last turns all earn .6; a z-score would be of order 1 there."""
   rng = np.random.default_rng(0)
   earned = rng.integers(0, 300, (8, 4, 3)) / 10
@@ -269,15 +287,8 @@ def test_returns_that_differ_by_rounding_are_equal():
       'turn_state': states,
     },
   )
-  credits = (
-    losses.normalize_to_go_by_group(),
-    losses.normalize_turns_and_outcome(),
-    losses.chain(
-      losses.constant_advantage(0.0), losses.add_credit_by_state(gamma=1.0)
-    ),
-  )
-  for advantage in advantages(made, *credits):
-    assert not np.any(advantage[..., 2]) and np.all(np.any(advantage, -1))
+  (advantage,) = advantages(made, credit)
+  assert not np.any(advantage[..., 2]) and np.all(np.any(advantage, -1))
 
 
 def test_states_are_compared_within_their_group_and_alone_count_nothing():
