@@ -10,6 +10,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.losses import methods
+from tests import oracles
 from tests.losses import cases
 
 pytestmark = pytest.mark.quick
@@ -189,6 +190,31 @@ def test_what_is_no_reward_of_a_turn_belongs_to_the_last():
   np.testing.assert_allclose(before[:, 0], REWARD - REWARD.mean(), rtol=1e-12)
 
 
+def test_the_methods_are_what_loops_in_numpy_find():
+  """By one program; the properties of each take long."""
+  given = {
+    'rloo_to_go': {'gamma': 0.5},
+    'grpo_to_go': {'gamma': 0.5},
+    'mt_grpo': {'coefficient': 0.5},
+    'gigpo': {'coefficient': 2.0},
+  }
+  case = cases.make_case(2)
+  chains = [getattr(methods, name)(**x) for name, x in given.items()]
+
+  @jax.jit
+  def slopes(batch, logp):
+    def loss(method, logp):
+      made, state = cases.prepared(method, batch)
+      return losses.surrogate_loss(method, logp, made, state)[0]
+
+    return [jax.grad(functools.partial(loss, one))(logp) for one in chains]
+
+  found = slopes(cases.to_batch(case), jnp.asarray(case.logp))
+  for (name, x), slope in zip(given.items(), found, strict=True):
+    _, expected = oracles.METHODS[name](case, **x)
+    np.testing.assert_allclose(slope, expected, rtol=1e-9, atol=1e-12)
+
+
 OWN = (
   losses.leave_one_out_to_go(0.5),
   losses.center_to_go_by_group(),
@@ -291,6 +317,7 @@ def test_returns_that_differ_by_rounding_are_equal(credit):
   assert not np.any(advantage[..., 2]) and np.all(np.any(advantage, -1))
 
 
+@pytest.mark.long
 def test_states_are_compared_within_their_group_and_alone_count_nothing():
   states = jnp.asarray([[[7, 3, 5], [7, 0, 0], [7, 3, 0], [7, 4, 0]]])
   given = batch()
@@ -366,6 +393,7 @@ def test_it_is_traced_from_fields_that_are_filled():
   assert made.extras['turn_reward'].shape == (1, 4, 1)
 
 
+@pytest.mark.long
 def test_rows_of_another_framework_bring_their_turns():
   """As many turns as there are columns: they are no tokens even so."""
   order = [2, 0, 3, 1]
