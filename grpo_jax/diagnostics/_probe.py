@@ -169,7 +169,8 @@ def _with_fields(batch: losses.Batch, fields: Fields | None) -> losses.Batch:
 
 def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
   """Evaluates a method on a probe, mapped over its axis `[N]`."""
-  for name in sorted(method.requires - {'entropy', *losses.Batch._fields}):
+  made = {'entropy', *losses.Batch._fields, *losses.OF_TURNS}
+  for name in sorted(method.requires - made):
     if name not in probe.batch.extras:
       raise ValueError(
         f'The method requires the field {name!r}, which an audit cannot make '

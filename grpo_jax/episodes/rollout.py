@@ -418,9 +418,22 @@ def shuffle_rewards(rollout: Rollout, rng: np.random.Generator) -> Rollout:
   """Permutes the rewards of the judged completions across all prompts.
 
   Nothing can be learned from such a rollout. A run that improves nevertheless
-  improves for another reason than its rewards. Only `batch.reward`, which is
-  trained on, is permuted; `reward_parts`, which are reported, stay.
+  improves for another reason than its rewards. Only what is trained on is
+  permuted, `batch.reward` and with each its `turn_reward`; `reward_parts`,
+  which are reported, stay.
   """
   reward, valid = rollout.batch.reward.copy(), rollout.batch.valid
-  reward[valid] = rng.permutation(reward[valid])
-  return rollout._replace(batch=rollout.batch._replace(reward=reward))
+  order = rng.permutation(np.count_nonzero(valid))
+  reward[valid] = reward[valid][order]
+  extras = {**rollout.batch.extras}
+  if 'turn_reward' in extras:
+    of_turns = extras['turn_reward'].copy()
+    of_turns[valid] = of_turns[valid][order]
+    # What an episode with more turns has earned later goes to the last turn.
+    turns = np.array([[one.turns for one in row] for row in rollout.accounts])
+    place = np.arange(of_turns.shape[-1])
+    extras['turn_reward'] = np.where(
+      place < np.maximum(turns, 1)[..., None], of_turns, np.float32(0)
+    )
+  batch = rollout.batch._replace(reward=reward, extras=extras)
+  return rollout._replace(batch=batch)

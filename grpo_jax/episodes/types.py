@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from grpo_jax import engines
+from grpo_jax.losses import OF_TURNS
 from grpo_jax.losses import Batch as Batch
 
 KNOWN_TO_ALL = ('mask', 'keep', 'version', 'previous')
@@ -210,6 +211,14 @@ class Rollout(NamedTuple):
     return np.flatnonzero(self.holder == jax.process_index()).tolist()
 
 
+def with_extras(rollout: Rollout, arrays: Mapping[str, np.ndarray]) -> Rollout:
+  """A rollout whose batch has some arrays more, [P,G,...] by name."""
+  batch = rollout.batch
+  return rollout._replace(
+    batch=batch._replace(extras={**batch.extras, **arrays})
+  )
+
+
 def select(rollout: Rollout, chosen: np.ndarray) -> Rollout:
   """Some groups of a rollout.
 
@@ -253,10 +262,22 @@ def _straight(rollout: Rollout) -> np.ndarray:
 
 def _with_turns(rollout: Rollout) -> Rollout:
   """The rollout, in which a completion without turns is a single one."""
-  batch = rollout.batch
-  turn = np.zeros(batch.mask.shape, np.int32)
-  extras = {'turn': turn, **batch.extras}
-  return rollout._replace(batch=batch._replace(extras=extras))
+  if 'turn' in rollout.batch.extras:
+    return rollout
+  turn = np.zeros(rollout.batch.mask.shape, np.int32)
+  return with_extras(rollout, {'turn': turn})
+
+
+def _parted(batch: Batch) -> tuple[dict[str, np.ndarray], Batch]:
+  """The arrays of three axes whose last is not T, and a batch without them."""
+  by_turn = {
+    name: np.asarray(x)
+    for name, x in batch.extras.items()
+    if name in OF_TURNS and name != 'turn'
+  }
+  rest = {name: x for name, x in batch.extras.items() if name not in by_turn}
+  parts = {'reward_parts': np.asarray(batch.reward_parts), **by_turn}
+  return parts, batch._replace(reward_parts=None, extras=rest)
 
 
 def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
@@ -276,13 +297,8 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
   def join(*parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
-  # Kept apart: the one field of three axes whose last is not T, so `widen` must
-  # not pad it.
-  scores = join(*(np.asarray(part.batch.reward_parts) for part in rollouts))
-  batches = [
-    jax.tree.map(widen, part.batch._replace(reward_parts=None))
-    for part in rollouts
-  ]
+  narrow, wide = zip(*(_parted(part.batch) for part in rollouts), strict=True)
+  batches = [jax.tree.map(widen, part) for part in wide]
   joined = {}
   for name in _OF_GROUPS:
     parts = [getattr(part, name) for part in rollouts]
@@ -295,5 +311,6 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
       parts = map(widen, parts)
     arrays = isinstance(getattr(rollouts[known.index(True)], name), np.ndarray)
     joined[name] = join(*parts) if arrays else [*itertools.chain(*parts)]
-  batch = jax.tree.map(join, *batches)._replace(reward_parts=scores)
-  return rollouts[0]._replace(batch=batch, **joined)
+  batch, by_turn = jax.tree.map(join, *batches), jax.tree.map(join, *narrow)
+  batch = batch._replace(reward_parts=by_turn.pop('reward_parts'))
+  return with_extras(rollouts[0]._replace(batch=batch, **joined), by_turn)

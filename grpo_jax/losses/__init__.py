@@ -73,6 +73,7 @@ set yet, or what it writes has been read already.
 
 from grpo_jax.losses import contrib
 from grpo_jax.losses import methods
+from grpo_jax.losses._base import OF_TURNS
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import SurrogateTerms
@@ -161,6 +162,12 @@ from grpo_jax.losses._trie import prefix_summary
 from grpo_jax.losses._trie import recenter_branches
 from grpo_jax.losses._trie import recenter_shared_prefix
 from grpo_jax.losses._trie import shared_prefix_weight
+from grpo_jax.losses._turns import add_credit_by_state
+from grpo_jax.losses._turns import center_to_go_by_group
+from grpo_jax.losses._turns import leave_one_out_to_go
+from grpo_jax.losses._turns import mean_over_turns
+from grpo_jax.losses._turns import normalize_to_go_by_group
+from grpo_jax.losses._turns import normalize_turns_and_outcome
 from grpo_jax.losses._weight import conflict_tokens
 from grpo_jax.losses._weight import gate_small_advantages
 from grpo_jax.losses._weight import mean_over_prompts
@@ -175,10 +182,12 @@ __all__ = (
   'CREDIT_METRIC',
   'Controller',
   'LossTransform',
+  'OF_TURNS',
   'Rows',
   'SharedPrefix',
   'SurrogateTerms',
   'adaptive_kl',
+  'add_credit_by_state',
   'add_entropy_bonus',
   'add_kl',
   'add_penalty',
@@ -190,6 +199,7 @@ __all__ = (
   'center_by_batch',
   'center_by_group',
   'center_by_length',
+  'center_to_go_by_group',
   'chain',
   'check_batch',
   'clip_advantage',
@@ -218,6 +228,7 @@ __all__ = (
   'importance_weighted',
   'keep_largest_advantages',
   'leave_one_out',
+  'leave_one_out_to_go',
   'make_batch',
   'mask_low_entropy',
   'mask_off_policy_negatives',
@@ -227,11 +238,14 @@ __all__ = (
   'mean_over_sequence_sums',
   'mean_over_sequences',
   'mean_over_tokens',
+  'mean_over_turns',
   'methods',
   'normalize_by_group',
   'normalize_each_reward',
   'normalize_over_completions',
   'normalize_over_tokens',
+  'normalize_to_go_by_group',
+  'normalize_turns_and_outcome',
   'on_advantage',
   'on_keep',
   'on_log_ratio',

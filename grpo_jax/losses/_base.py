@@ -63,7 +63,11 @@ class Batch(NamedTuple):
     entropy_old: f32[P,G,T], nats; None: not known.
     advantage: f32[P,G,T], set by `credit`.
     weight: f32[P,G,T], set by `prepare`.
-    extras: Arrays [P,G,...] by name, fields of a user's own.
+    extras: Arrays [P,G,...] by name, fields of a user's own, and those of
+      episodes of several turns (`OF_TURNS`), of which there are N at most:
+      `turn` i32[P,G,T], the number of each token's turn, from 0; `turn_reward`
+      f32[P,G,N], the parts of the reward that turns were given; `turn_state`
+      i32[P,G,N], equal numbers where turns of a group began in the same state.
   """
 
   tokens: Array | None
@@ -215,6 +219,9 @@ def chain(*transforms: LossTransform) -> LossTransform:
   )
 
 
+OF_TURNS = frozenset({'turn', 'turn_reward', 'turn_state'})
+"""Fields of episodes in `Batch.extras`; see `Batch`."""
+
 # Zeroed outside the mask. Not `tokens`: there it holds the ids that a tool
 # wrote, and shared prefixes are compared over those too.
 _PER_TOKEN = (
@@ -329,6 +336,21 @@ def check_batch(batch: Batch) -> Batch:
   )
 
 
+def _with_turns(method: LossTransform, batch: Batch) -> Batch:
+  """The batch, of single turns if it has no turns and the method reads them."""
+  wanted = method.requires & OF_TURNS
+  if not wanted or any(name in batch.extras for name in OF_TURNS):
+    return batch
+  shape = batch.mask.shape
+  single = {
+    'turn': jnp.zeros(shape, jnp.int32),
+    'turn_reward': jnp.zeros((*shape[:2], 1), batch.reward.dtype),
+    'turn_state': jnp.zeros((*shape[:2], 1), jnp.int32),
+  }
+  extras = {**batch.extras, **{name: single[name] for name in sorted(wanted)}}
+  return batch._replace(extras=extras)
+
+
 def with_required(method: LossTransform, batch: Batch) -> Batch:
   """Fills the required fields that a batch lacks with zeros.
 
@@ -343,6 +365,7 @@ def with_required(method: LossTransform, batch: Batch) -> Batch:
     in `extras` if `Batch` has no such field. Only `'entropy'` is left out: it
     is an argument of `surrogate_loss`, not a field.
   """
+  batch = _with_turns(method, batch)
   given = {**batch._asdict(), **batch.extras}
   missing = {
     name: jnp.zeros(batch.mask.shape)
@@ -361,7 +384,8 @@ def credit(
 
   Args:
     method: A chain.
-    batch: The whole rollout, `[P,G,T]`.
+    batch: The whole rollout, `[P,G,T]`. Without the fields `OF_TURNS` each
+      completion is a single turn.
     state: `method.init()` or what the previous `credit` returned.
 
   Returns:
@@ -374,7 +398,7 @@ def credit(
   """
   _checks.check_transform(method, LossTransform, 'credit')
   _checks.check_order(method.writes)
-  batch = check_batch(batch)
+  batch = _with_turns(method, check_batch(batch))
   required = method.requires - {'entropy'}
   _checks.check_required(required, batch._asdict(), batch.extras)
   with _checks.with_state(method, state, 'credit'):

@@ -59,6 +59,15 @@ Another credit for a completion or for its tokens:
 - `gtpo_conflict`: tokens that right and wrong completions share are protected
   (2508.03772)
 
+Credit by turn, for episodes of several turns:
+
+- `rloo_to_go`: RLOO by turn, unbiased
+- `grpo_to_go`: GRPO by turn, on discounted returns (2511.14846)
+- `mt_grpo`: rewards of turns and of the outcome, each normalised by itself
+  (2505.11821)
+- `gigpo`: GRPO, and a comparison of turns that began in the same state
+  (2505.10978)
+
 Against the collapse of the entropy:
 
 - `clip_cov`, `kl_cov`: tokens of high covariance are detached or penalised
@@ -78,6 +87,9 @@ batch.
   :math:`(r_i - \bar r) / \sigma(r)`, unless the formula says something else.
 - :math:`s_{it}` is the ratio of the policy's probability of the token to the
   old policy's. :math:`sg[\cdot]` lets no gradient through.
+- `j` is a turn, :math:`M` counts the turns that keep a token, and
+  :math:`G_{ij}` is the return of turn `j`, see `leave_one_out_to_go`. A
+  completion without turns is one of a single turn.
 - :math:`l, h` are `low` and `high`, :math:`\beta` is `kl_coefficient`, and
   :math:`k_2, k_3` are the estimators of KL(policy || reference) in `add_kl`.
 
@@ -147,6 +159,11 @@ from grpo_jax.losses._penalty import imitate_positives
 from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._penalty import penalize_covariance
 from grpo_jax.losses._penalty import pull_to_old
+from grpo_jax.losses._turns import add_credit_by_state
+from grpo_jax.losses._turns import leave_one_out_to_go
+from grpo_jax.losses._turns import mean_over_turns
+from grpo_jax.losses._turns import normalize_to_go_by_group
+from grpo_jax.losses._turns import normalize_turns_and_outcome
 from grpo_jax.losses._weight import gate_small_advantages
 from grpo_jax.losses._weight import mean_over_prompts
 from grpo_jax.losses._weight import mean_over_sequence_sums
@@ -169,10 +186,12 @@ __all__ = (
   'forking_tokens',
   'gcpo',
   'gdpo',
+  'gigpo',
   'gmpo',
   'gpg',
   'grpo',
   'grpo_s',
+  'grpo_to_go',
   'gspo',
   'gspo_token',
   'gtpo_conflict',
@@ -182,6 +201,7 @@ __all__ = (
   'lite_ppo',
   'luspo',
   'maxrl',
+  'mt_grpo',
   'opo',
   'passk',
   'positive_nll',
@@ -190,6 +210,7 @@ __all__ = (
   'reinforce_pp',
   'reinforce_pp_baseline',
   'rloo',
+  'rloo_to_go',
   'sapo',
   'supervised',
   'two_sided_grpo',
@@ -1133,6 +1154,145 @@ def gtpo_conflict(
     mean_over_sequences(),
     weigh_conflict_tokens(),
     importance_weighted(),
+  )
+
+
+# Methods that credit each turn of an episode. Without turns they are methods of
+# whole completions. RAGEN's StarPO is none of them: it credits whole episodes.
+
+
+def rloo_to_go(gamma=1.0) -> LossTransform:
+  r"""RLOO by turn: REINFORCE with the return to go, and a baseline of turns.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \sum_t A_{ij(t)} \log \pi(o_{it}), \quad
+    A_{ij} = G_{ij} - \frac{1}{G-1} \sum_{k \neq i} G_{kj}
+
+  :math:`G_{kj} = 0` behind the end of an episode, and it counts in the mean.
+  With :math:`\gamma = 1` the expected gradient is that of the reward, with
+  less variance than `rloo` where turns have rewards of their own. Without turns
+  this is `rloo`.
+
+  Args:
+    gamma: :math:`\gamma`, from 0 to 1.
+
+  References:
+    Ahmadian et al., `Back to Basics <https://arxiv.org/abs/2402.14740>`_, 2024
+  """
+  return chain(
+    leave_one_out_to_go(gamma), mean_over_sequence_sums(), score_function()
+  )
+
+
+def grpo_to_go(
+  gamma=1.0, low=0.2, high=0.2, deviation='population', epsilon=0.0
+) -> LossTransform:
+  r"""GRPO by turn: the z-score of each turn's return to go.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_{ij(t)},
+      \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{ij(t)}\bigr), \quad
+    A_{ij} = \frac{G_{ij} - \bar G_j}{\sigma(G_j)}
+
+  The paper takes normalised discounted returns too. Its rewards, which it
+  shapes by the code that was written, are for the environment to give. Here the
+  mean is over the whole group, with 0 for episodes that have ended. Without
+  turns this is GRPO without a KL penalty.
+
+  Args:
+    gamma: :math:`\gamma`, from 0 to 1.
+    low, high, deviation, epsilon: See `help(losses.methods)`.
+
+  References:
+    Ding et al., `Group Turn Policy Optimization
+    <https://arxiv.org/abs/2511.14846>`_, 2025
+  """
+  return chain(
+    normalize_to_go_by_group(gamma, deviation, epsilon),
+    mean_over_sequences(),
+    ppo_clip(low, high),
+  )
+
+
+def mt_grpo(
+  coefficient=1.0,
+  kl_coefficient=0.04,
+  low=0.2,
+  high=0.2,
+  deviation='population',
+  epsilon=0.0,
+) -> LossTransform:
+  r"""MT-GRPO: rewards of turns and of the outcome, each normalised by itself.
+
+  .. math::
+    J = \frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t \min\bigl(s_{it} A_{ij(t)},
+      \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{ij(t)}\bigr) - \beta\, k_3
+
+  The advantage is that of `normalize_turns_and_outcome`: the outcome's z-score,
+  and before the last turn :math:`\lambda` times that of the turn's reward. The
+  first version of the paper has episodes of two turns; what is done with more,
+  or with different numbers of turns, is a choice made here. Released code takes
+  the mean over all tokens.
+
+  Args:
+    coefficient: :math:`\lambda`, without unit.
+    kl_coefficient, low, high, deviation, epsilon: See `help(losses.methods)`.
+
+  References:
+    Zeng et al., `Reinforcing Multi-Turn Reasoning in LLM Agents
+    <https://arxiv.org/abs/2505.11821>`_, 2025
+  """
+  return chain(
+    normalize_turns_and_outcome(coefficient, deviation, epsilon),
+    mean_over_sequences(),
+    ppo_clip(low, high),
+    *maybe_kl(kl_coefficient),
+  )
+
+
+def gigpo(
+  coefficient=1.0,
+  gamma=0.95,
+  normalizes=True,
+  kl_coefficient=0.01,
+  low=0.2,
+  high=0.2,
+  deviation='population',
+  epsilon=0.0,
+) -> LossTransform:
+  r"""GiGPO: compares episodes, and turns that began in the same state.
+
+  .. math::
+    J = \frac{1}{M} \sum_{i,j} \frac{1}{|o_{ij}|} \sum_{t \in j} \min\bigl(
+      s_{it} A_{ij}, \operatorname{clip}(s_{it}, 1 - l, 1 + h) A_{ij}\bigr)
+      - \beta\, k_3, \quad
+    A_{ij} = A_i + \omega A^S_{ij}
+
+  :math:`A^S` is that of `add_credit_by_state`. In a run the state of a turn is
+  what the environment has said since the turn before, as in released code. All
+  turns have the same weight, as in the paper.
+
+  Args:
+    coefficient: :math:`\omega`, without unit.
+    gamma: :math:`\gamma` of the returns that are compared in a state.
+    normalizes: Whether both comparisons are divided by a deviation. The paper
+      has both; without it nothing depends on how hard a prompt is.
+    kl_coefficient, low, high, deviation, epsilon: See `help(losses.methods)`.
+
+  References:
+    Feng et al., `Group-in-Group Policy Optimization
+    <https://arxiv.org/abs/2505.10978>`_, 2025
+  """
+  _ops.check_flag('gigpo', 'normalizes', normalizes)
+  episodes = center_by_group()
+  if normalizes:
+    episodes = normalize_by_group(deviation, epsilon)
+  return chain(
+    episodes,
+    add_credit_by_state(coefficient, gamma, normalizes, deviation, epsilon),
+    mean_over_turns(),
+    ppo_clip(low, high),
+    *maybe_kl(kl_coefficient),
   )
 
 

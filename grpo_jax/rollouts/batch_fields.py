@@ -20,6 +20,7 @@ import numpy as np
 from grpo_jax.config import plain_text
 from grpo_jax.data import prompt_text
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.episodes.types import with_extras
 
 PerToken = Callable[[Mapping[str, Any], list[int]], Any]
 """`(record, ids)` -> a number for each id of a completion."""
@@ -59,13 +60,13 @@ def with_fields(
     else _by_token(rollout, records, field)
     for field in fields
   }
-  return _with_extras(rollout, arrays)
+  return with_extras(rollout, arrays)
 
 
 def with_ones(rollout: Rollout, fields: Sequence[BatchField]) -> Rollout:
   """A rollout in which the fields have a shape, to compile for it."""
   shape = rollout.batch.mask.shape
-  return _with_extras(
+  return with_extras(
     rollout,
     {
       field.name: np.ones(shape if field.function else shape[:2], np.float32)
@@ -99,13 +100,6 @@ def number_of(record: Mapping[str, Any], name: str) -> float:
 
 
 _MOST = float(np.finfo(np.float32).max)
-
-
-def _with_extras(rollout: Rollout, arrays: Mapping[str, np.ndarray]) -> Rollout:
-  batch = rollout.batch
-  return rollout._replace(
-    batch=batch._replace(extras={**batch.extras, **arrays})
-  )
 
 
 def _by_record(

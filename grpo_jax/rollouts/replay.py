@@ -10,6 +10,9 @@ from grpo_jax.data import Tokenizer
 from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.turn_fields import NO_TURNS
+from grpo_jax.rollouts.turn_fields import TurnFields
+from grpo_jax.rollouts.turn_fields import with_turns
 
 
 def folder(directory: str | pathlib.Path) -> pathlib.Path:
@@ -57,6 +60,7 @@ def draw(
   group: int,
   state: PromptState,
   step: int,
+  turns: TurnFields = NO_TURNS,
 ) -> Drawn:
   """The rollout that an earlier run had at this step.
 
@@ -67,6 +71,8 @@ def draw(
     group: Completions of each prompt.
     state: Returned as it is, because no prompts are drawn.
     step: Rollouts done before this one.
+    turns: What the loss reads of turns. It is made of what the file tells of
+      episodes, unless the earlier run has written it.
 
   Raises:
     ValueError: There is no such rollout, or it does not fit.
@@ -109,4 +115,4 @@ def draw(
       f'{path} has the token {strange[0]}, but {why}; replay it with the '
       'tokenizer of its run.'
     )
-  return rollout, state, {}
+  return with_turns(rollout, turns), state, {}

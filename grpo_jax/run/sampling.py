@@ -22,6 +22,7 @@ from grpo_jax.rollouts import batch_fields
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import replay as replay_lib
+from grpo_jax.rollouts import turn_fields
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 from grpo_jax.rollouts.sources import Ahead
@@ -54,7 +55,12 @@ def source(
   spec, load = run.draw, functools.partial(_load, run, updater)
   if replay is not None:
     draw = functools.partial(
-      replay_lib.draw, replay, run.tokenizer, spec.prompts, spec.group
+      replay_lib.draw,
+      replay,
+      run.tokenizer,
+      spec.prompts,
+      spec.group,
+      turns=run.turns,
     )
     return AtOnce(draw, load, run.engine.unload, wait)
   if not spec.ahead:
@@ -102,6 +108,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     rollout = _collected(
       run, records, run.sampling, spec.group, step, 'sample', judging
     )
+    rollout = turn_fields.with_turns(rollout, run.turns)
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if spec.shuffles:
       rng = random_keys.generator(spec.seed, 'shuffle rewards', step)

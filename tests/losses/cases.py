@@ -22,6 +22,7 @@ class Entry(NamedTuple):
   name: str
   make: Callable[[], losses.LossTransform]
   oracle: Callable | None = None  # with the same arguments as `make`
+  is_long: bool = False  # whether all its tests are
 
 
 def _method(name, **kwargs):
@@ -103,6 +104,13 @@ METHODS = [
   _method('kl_cov'),
   _method('forking_tokens', share=0.5),
   _method('forking_tokens'),
+  _method('rloo_to_go', gamma=0.5)._replace(is_long=True),
+  _method('grpo_to_go', gamma=0.5, **_SAMPLE)._replace(is_long=True),
+  _method('mt_grpo', coefficient=0.5, **_SAMPLE)._replace(is_long=True),
+  _method(
+    'gigpo', coefficient=2.0, kl_coefficient=0, normalizes=False
+  )._replace(is_long=True),
+  _method('gigpo', **_SAMPLE)._replace(is_long=True),
   _method('supervised'),
 ]
 """Every method, off its defaults too where these would leave a part idle."""
@@ -258,6 +266,20 @@ PARTS = [
     ),
     oracles.PARTS['add_kl-k1_score'],
   ),
+  Entry(
+    'center_to_go_by_group',
+    _with(
+      losses.center_to_go_by_group(0.5), losses.mean_over_sequences(), _CLIP
+    ),
+    oracles.PARTS['center_to_go_by_group'],
+    is_long=True,
+  ),
+  Entry(
+    'mean_over_turns',
+    _with(losses.use_reward(), losses.mean_over_turns(), _CLIP),
+    oracles.PARTS['mean_over_turns'],
+    is_long=True,
+  ),
 ]
 """Parts that no method has, each in a small chain."""
 
@@ -270,12 +292,12 @@ ONCE_EACH = list({e.name.split('-')[0]: e for e in TABLE}.values())
 def by_name(entries, long=()):
   """Arguments of `pytest.mark.parametrize`; all of one entry run together.
 
-  The rows of the entries in `long` are marked so.
+  The rows of the entries in `long`, and of those that are, are marked so.
   """
   marked = lambda entry: pytest.param(entry, marks=pytest.mark.long)
   return dict(
     argnames='entry',
-    argvalues=[marked(e) if e in long else e for e in entries],
+    argvalues=[marked(e) if e.is_long or e in long else e for e in entries],
     ids=[entry.name for entry in entries],
     scope='module',  # tests with an entry in common are put together
   )
@@ -312,8 +334,16 @@ def make_case(seed=0, prompts=4, group=4, tokens=6, spread=0.4) -> oracles.Case:
     truncated=rng.random(shape[:2]) < 0.2,
     tokens=rng.integers(0, 3, shape),
     noise=rng.random(shape),
+    # Drawn last, so that all else is as it was before there were turns.
+    turn=np.minimum(np.cumsum(rng.random(shape) < 0.4, axis=-1), TURNS - 1),
+    turn_reward=rng.choice([0.0, 0.25, 0.5], (*shape[:2], TURNS)),
+    turn_state=rng.integers(0, 5, (*shape[:2], TURNS)),
   )
   return garbage(case, np.nan)
+
+
+TURNS = 4
+"""At most, of an episode."""
 
 
 _PER_TOKEN = (
@@ -329,6 +359,10 @@ def garbage(case: oracles.Case, value) -> oracles.Case:
   }
   reward = np.where(case.valid, case.reward, value)
   parts = np.where(case.valid[:, :, None], case.reward_parts, value)
+  if case.turn is not None:
+    earned = np.where(case.valid[:, :, None], case.turn_reward, value)
+    turn = np.where(owned, case.turn, 77)
+    case = case._replace(turn=turn, turn_reward=earned)
   return case._replace(reward=reward, reward_parts=parts, **per_token)
 
 
@@ -348,9 +382,21 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
     extras={
       'noise': jnp.asarray(case.noise, dtype),
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
+      **_turns(case, dtype),
     },
     **of_policies,
   )
+
+
+def _turns(case, dtype):
+  """What a batch has of turns, by name."""
+  if case.turn is None:
+    return {}
+  return {
+    'turn': jnp.asarray(case.turn),
+    'turn_reward': jnp.asarray(case.turn_reward, dtype),
+    'turn_state': jnp.asarray(case.turn_state),
+  }
 
 
 def prepared(method, batch):

@@ -49,6 +49,10 @@ def test_a_method_has_the_defaults_of_its_oracle(name):
     (losses.imitate_positives, methods.positive_nll),
     (losses.normalize_over_tokens, methods.reinforce_pp),
     (losses.silence_uncertain, methods.gtpo_conflict),
+    (losses.leave_one_out_to_go, methods.rloo_to_go),
+    (losses.normalize_to_go_by_group, methods.grpo_to_go),
+    (losses.normalize_turns_and_outcome, methods.mt_grpo),
+    (losses.add_credit_by_state, methods.gigpo),
   ],
 )
 def test_a_transform_has_the_defaults_of_its_method(transform, method):
@@ -68,7 +72,15 @@ def test_transforms_of_no_method_have_plain_defaults():
 
 @pytest.mark.parametrize(
   'name',
-  ['grpo', 'deepseek_v3_2', 'cppo', 'reinforce_pp', 'reinforce_pp_baseline'],
+  [
+    'grpo',
+    'deepseek_v3_2',
+    'cppo',
+    'reinforce_pp',
+    'reinforce_pp_baseline',
+    'mt_grpo',
+    'gigpo',
+  ],
 )
 def test_a_coefficient_of_0_needs_no_reference(name):
   make = getattr(methods, name)

@@ -49,6 +49,9 @@ def batch():
     truncated=np.zeros(shape[:2], bool),
     tokens=rng.integers(0, 3, shape),
     noise=rng.random(shape),
+    turn=np.minimum(np.cumsum(rng.random(shape) < 0.4, axis=-1), 3),
+    turn_reward=rng.choice([0.0, 0.25], (*shape[:2], 4)),
+    turn_state=rng.integers(0, 4, (*shape[:2], 4)),
   )
 
 
@@ -66,7 +69,7 @@ def test_every_method_has_a_gradient_of_its_own():
     if np.abs(gradients[one] - gradients[other]).max() < 1e-3 * size:
       same.add((one, other))
   assert same == SAME
-  assert len(gradients) - len(same) >= 36
+  assert len(gradients) - len(same) >= 40
 
 
 def gspo(gradient, *shaping):

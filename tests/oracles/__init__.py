@@ -18,6 +18,7 @@ from tests.oracles import _reinforce
 from tests.oracles import _sequence
 from tests.oracles import _token
 from tests.oracles import _trust
+from tests.oracles import _turns
 from tests.oracles._base import Case
 from tests.oracles._base import Result
 from tests.oracles._kl import Enumeration
@@ -62,6 +63,10 @@ METHODS: dict[str, Callable[..., Result]] = {
   'dppo_tv': _trust.dppo_tv,
   'dppo_kl': _trust.dppo_kl,
   'dro': _trust.dro,
+  'rloo_to_go': _turns.rloo_to_go,
+  'grpo_to_go': _turns.grpo_to_go,
+  'mt_grpo': _turns.mt_grpo,
+  'gigpo': _turns.gigpo,
 }
 
 PARTS: dict[str, Callable[..., Result]] = {
@@ -69,6 +74,8 @@ PARTS: dict[str, Callable[..., Result]] = {
   'divide_by_group_deviation': _parts.batch_mean_over_deviation,
   'normalize_by_group-under_root': _parts.variance_plus_epsilon,
   'add_kl-k1_score': _parts.k1_score,
+  'center_to_go_by_group': _turns.centred_to_go,
+  'mean_over_turns': _turns.mean_of_turns,
 }
 """Parts that no method has by default, by their name in the tests."""
 

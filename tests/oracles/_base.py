@@ -43,6 +43,9 @@ class Case(NamedTuple):
   truncated: np.ndarray  # bool[P, G], ended by the length limit
   tokens: np.ndarray  # i64[P, G, T], the sampled ids
   noise: np.ndarray  # f64[P, G, T], uniform in [0, 1)
+  turn: np.ndarray | None = None  # i64[P, G, T]; None: there is one turn
+  turn_reward: np.ndarray | None = None  # f64[P, G, N], parts of the reward
+  turn_state: np.ndarray | None = None  # i64[P, G, N], what each began in
 
 
 # Which tokens take part, and how many.

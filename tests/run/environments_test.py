@@ -12,6 +12,7 @@ import grpo_jax
 from grpo_jax.environments import sessions
 from grpo_jax.planning import dry_run
 from grpo_jax.run import learning
+from grpo_jax.run import loop
 from grpo_jax.run import policy
 from tests import runs
 from tests.run import export_test
@@ -258,3 +259,63 @@ def test_what_is_measured_of_answers_is_measured_of_episodes(
     turns = rollout.batch.extras['turn'].max(-1) + 1
     told = np.array([[one.turns for one in row] for row in rollout.accounts])
     np.testing.assert_array_equal(turns, told)
+
+
+@pytest.mark.long
+def test_turns_are_credited_and_it_goes_on_bit_for_bit(
+  words, tmp_path, monkeypatch
+):
+  """By a method that reads all that is told of turns; killed in rollout 2."""
+  changes = {
+    'steps': 3,
+    'learner.method': 'gigpo',
+    'learner.method_kwargs': {},
+    'sampler.resample_rounds': 1,
+    'log.completions_every_steps': 1,
+  }
+  credited, seen = config(words, **changes), []
+  grpo_jax.train(
+    credited,
+    tmp_path / 'whole',
+    environment=guess,
+    on_rollout=lambda step, metrics, rollout: seen.append(rollout),
+  )
+  for rollout in seen:
+    earned = rollout.batch.extras['turn_reward']
+    told = [[one.turn_rewards or () for one in x] for x in rollout.accounts]
+    for (p, g), _ in np.ndenumerate(rollout.batch.reward):
+      own = earned[p, g, : len(told[p][g])]
+      np.testing.assert_array_equal(own, np.float32(told[p][g]))
+    assert earned.shape[-1] == 4 and np.any(earned)
+    assert np.any(rollout.batch.extras['turn_state'])
+  records = runs.records(tmp_path / 'whole')[1:]
+  assert all(record['grad_norm'] > 0 for record in records)
+  real, calls = learning.learn, []
+
+  def learn(*given):
+    calls.append(None)
+    if len(calls) == 2:
+      raise export_test.Killed
+    return real(*given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(learning, 'learn', learn)
+    with pytest.raises(ValueError, match='raised Killed'):
+      grpo_jax.train(credited, tmp_path / 'again', environment=guess)
+  assert len(runs.records(tmp_path / 'again')) == 2
+  grpo_jax.train(credited, tmp_path / 'again', environment=guess)
+  runs.assert_equal(tmp_path / 'whole', tmp_path / 'again')
+  named = {
+    'environment.name': f'{__name__}:guess',
+    'environment.where': 'here',
+    'rewards': ({'name': 'environment'},),
+  }
+  loop.train(
+    config(words, **changes, **named),
+    tmp_path / 'replay',
+    replay=tmp_path / 'whole' / 'completions',
+  )
+  arrays = [runs.saved(tmp_path / name)[1] for name in ('whole', 'replay')]
+  for name, array in arrays[0].items():
+    if 'params' in name:
+      np.testing.assert_array_equal(array, arrays[1][name], err_msg=name)

@@ -9,6 +9,7 @@ from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.config import importing
 from grpo_jax.rollouts import batch_fields
+from grpo_jax.rollouts import turn_fields
 from grpo_jax.rollouts.batch_fields import BatchField
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import method as build_method
@@ -41,6 +42,23 @@ def batch_fields_of(
     BatchField(name, _function(name, named, objects) if name in named else None)
     for name in sorted(build_method.own_fields(method))
   )
+
+
+def turn_fields_of(
+  config: Config, method: losses.LossTransform
+) -> turn_fields.TurnFields:
+  """The fields that a method reads of the turns of episodes.
+
+  Args:
+    config: Of the run; without an environment completions are single turns.
+    method: The loss of the run.
+  """
+  names = (method.requires & losses.OF_TURNS) - {'turn'}
+  if not config.environment.name or not names:
+    return turn_fields.NO_TURNS
+  weights = [one.weight for one in config.rewards if one.name == 'environment']
+  most = config.environment.max_turns
+  return turn_fields.TurnFields(tuple(sorted(names)), most, sum(weights, 0.0))
 
 
 def _function(

@@ -32,6 +32,7 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
 from grpo_jax.rollouts import batch_fields
+from grpo_jax.rollouts import turn_fields
 from grpo_jax.run.build import batch_fields as build_fields
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import data as build_data
@@ -88,6 +89,7 @@ class Run(Sampler):
   heldout: Any  # source of records, or None
   rewards: tuple[rewards.WeightedReward, ...]
   fields: tuple[batch_fields.BatchField, ...]  # that come from records
+  turns: turn_fields.TurnFields  # that come from what is told of episodes
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   judging: rollout.Judging = rollout.judged_alone
   workers: Workers | None = None  # for the rewards that need them
@@ -140,6 +142,7 @@ def run(
     heldout=heldout,
     rewards=judges,
     fields=fields,
+    turns=build_fields.turn_fields_of(config, method),
     peak_flops=peak and peak * mesh.size,
   )
 
@@ -405,6 +408,7 @@ def example(run: Run) -> Rollout:
     run.engine.capabilities.routing,
     bool(run.config.environment.name),
   )
+  zeros = turn_fields.with_zeros(zeros, run.turns)
   return batch_fields.with_ones(zeros, run.fields)
 
 
@@ -495,6 +499,7 @@ def abstract(
     heldout=None,
     rewards=(nothing,) * len(config.rewards),
     fields=build_fields.batch_fields_of(config, loss),
+    turns=build_fields.turn_fields_of(config, loss),
     mesh=shapes,
     model=model,
     engine=engine,

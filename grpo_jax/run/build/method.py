@@ -22,10 +22,9 @@ from grpo_jax.run.keep.objects import Objects
 _KNOWN = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
 # What is in the extras of some rollouts already, with shapes of their own.
 _OF_ROLLOUTS = {
-  'log_kept', 'entropy_sampler', 'routing_sampler', 'turn', 'fresh',
-  'reward_edit',
+  'log_kept', 'entropy_sampler', 'routing_sampler', 'fresh', 'reward_edit',
 }  # fmt: skip
-COMPUTED = _KNOWN | _OF_ROLLOUTS
+COMPUTED = _KNOWN | _OF_ROLLOUTS | losses.OF_TURNS
 
 
 def own_fields(loss: losses.LossTransform) -> frozenset[str]:
@@ -250,7 +249,7 @@ def _corrects(
     num_rewards: How many rewards each completion has.
     is_old: Whether the policy that has drawn them is the old policy.
   """
-  if not method.requires <= _KNOWN:
+  if not method.requires <= _KNOWN | losses.OF_TURNS:
     return True
   tokens = jnp.zeros((2, group, 4), jnp.int32)
   logp = jnp.full(tokens.shape, -1.0)
