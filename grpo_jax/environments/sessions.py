@@ -282,19 +282,46 @@ class Player:
     """
     pause = 0.0
     while True:
-      heard = set()
-      for key, _ in self._selector.select(pause):
-        if key.data not in heard:
-          heard.add(key.data)
-          for word in key.data.hear():
-            self._heard(key.data, word)
-      self._stop_the_late(heard)
-      self._fill()
+      self._hear(pause)
+      if all(live.asked for live in self._live.values()):
+        return self._said()
+      pause = self._pause()
+
+  def news(self, secs: float = 0.0) -> list[Event]:
+    """What has happened since the last call, as `wait` returns it.
+
+    Args:
+      secs: How long to wait if nothing has.
+
+    Raises:
+      ValueError: A worker cannot start at all.
+    """
+    until = time.monotonic() + secs
+    self._hear(0.0)
+    while not self._news and (left := until - time.monotonic()) > 0:
       if all(live.asked for live in self._live.values()):
         break
-      times = [live.deadline(self._options) for live in self._live.values()]
-      until = min((one for one in times if one is not None), default=0.0)
-      pause = min(_LOOK_SECS, max(0.0, until - time.monotonic()))
+      self._hear(min(self._pause(), left))
+    return self._said()
+
+  def _hear(self, pause: float) -> None:
+    """Hears what places say, waiting for it at most so many seconds."""
+    heard = set()
+    for key, _ in self._selector.select(max(0.0, pause)):
+      if key.data not in heard:
+        heard.add(key.data)
+        for word in key.data.hear():
+          self._heard(key.data, word)
+    self._stop_the_late(heard)
+    self._fill()
+
+  def _pause(self) -> float:
+    """Until someone has to be looked at again, in seconds."""
+    times = [live.deadline(self._options) for live in self._live.values()]
+    until = min((one for one in times if one is not None), default=0.0)
+    return min(_LOOK_SECS, max(0.0, until - time.monotonic()))
+
+  def _said(self) -> list[Event]:
     news, self._news = self._news, {}
     return list(itertools.chain(*(news[episode] for episode in sorted(news))))
 

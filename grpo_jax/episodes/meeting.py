@@ -57,8 +57,11 @@ class Call(NamedTuple):
     context: Of the episode.
     ids: i32[n], what is read.
     key: u32[2], see `engines.Request`.
-    limit: The most tokens of it.
+    limit: The most tokens of it; 0 says that the episode is over.
     is_first: Whether the episode has drawn nothing before.
+    follows: The number of the engine for the call before it in its context;
+      None if there is none.
+    attempt: How often the episode has begun again before.
   """
 
   number: int
@@ -67,6 +70,8 @@ class Call(NamedTuple):
   key: np.ndarray
   limit: int
   is_first: bool
+  follows: int | None = None
+  attempt: int = 0
 
 
 class Meeting:

@@ -1,11 +1,14 @@
-"""Plays episodes in rounds: all calls that wait are one batch of the engine.
+"""Plays episodes: what environments ask is drawn, and they are answered.
 
-A round begins when every episode has asked or is over, in every process that
-plays; see `meeting`. Devices are used by this thread alone; environments run
-where their player lets them run.
+An engine that `queues` is asked at once, and no episode waits for another. Any
+other engine is asked in rounds, in which all calls are one batch: a round
+begins when every episode has asked or is over. So are episodes of a single
+turn, which are drawn as completions without an environment are.
+
+Devices are used by this thread alone; environments run where their player lets
+them run. Several processes tell each other all calls; see `meeting`.
 """
 
-import collections
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -83,6 +86,8 @@ class Played(NamedTuple):
     return self.account.failure
 
 
+_OVER = events.Done | events.Failed
+_MOST_SECS = 1.0  # of one wait for environments
 _MOST_KEPT = 300  # characters of a text that is encoded or read once
 
 
@@ -103,7 +108,10 @@ class _Live:
   ended: str = ''  # the limit that has ended it
   said: dict[int, str] = dataclasses.field(default_factory=dict)  # by turns
   is_over: bool = False
+  attempt: int = 0  # how often it has begun again
   asked: int = 0  # tokens that the calls under way may still draw
+  waiting: int = 0  # how many those are
+  requests: dict[int, int] = dataclasses.field(default_factory=dict)  # of turns
   counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -169,22 +177,24 @@ def play(
       begin = events.Begin(p * group + g, records[p], start, name)
       live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
       player.begin(begin)
-  rounds = _Rounds(live, tokenizer, player, call_format, limits, renders)
+  asking = _Asking(live, tokenizer, player, call_format, limits, renders)
   meeting, number = meeting_lib.Meeting(hosts), len(records) * group
-  while calls := meeting.calls(rounds.asked):
-    drawn = _drawn(engine, calls, number, sampling, group, check)
-    for call, one in zip(calls, drawn, strict=True):
-      meeting.note(call, one)
-      if call.number in live:
-        rounds.answer(call, one)
+  if engine.capabilities.queues and limits.turns > 1:
+    _play_at_once(asking, meeting, engine, number, sampling, check)
+  else:
+    while calls := meeting.calls(asking.asked):
+      drawn = _drawn(engine, calls, number, sampling, group, check)
+      for call, one in zip(calls, drawn, strict=True):
+        meeting.note(call, one)
+        asking.answer(call, one)
   grouped = functools.partial(
     _grouped, live, group, sampling, limits.prompt_tokens
   )
   return _known_to_all(grouped, hosts)
 
 
-class _Rounds:
-  """Between two rounds: what environments ask, and what they are answered."""
+class _Asking:
+  """What environments ask, and what they are answered."""
 
   def __init__(
     self,
@@ -201,38 +211,76 @@ class _Rounds:
     self._opened = tokenizer.opens_reasoning()
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
+    self._ended: set[int] = set()  # of which it was told
     # What episodes are told, and say, is often the same.
     self._encoded: dict[str, np.ndarray] = {}
     self._turns: dict[tuple[bytes, bool], tuple[str, formats.Parsed]] = {}
 
   def asked(self) -> list[Call]:
-    """The turns that wait, by episode; none once all episodes are over."""
+    """The turns that wait, by episode; none once all episodes are over.
+
+    All episodes have asked then.
+    """
     calls: list[Call] = []
-    waiting: collections.Counter[int] = collections.Counter()
     is_again = False  # an episode has begun again, and is waited for
     while (is_again or not calls) and not self._are_over():
-      said: list[events.Say] = []
-      is_again = False
-      for event in self._player.wait():
-        if isinstance(event, events.Say):
-          said.append(event)
-          continue
-        self._take(event)
-        is_again |= isinstance(event, events.Failed) and event.unavailable
-        if isinstance(event, events.Done | events.Failed):
-          number = event.episode
-          said = [one for one in said if one.episode != number]
-          # Of the try before, or of a fork that nobody waits for any more.
-          calls = [call for call in calls if call.number != number]
-          waiting.pop(number, None)
-      # By the tree: whom a limit meets is no matter of who came first.
-      for event in sorted(said, key=self._place):
-        number = event.episode
-        call = self._said(self._live[number], event, waiting[number])
-        if call is not None:
-          calls.append(call)
-          waiting[number] += 1
+      news = self._player.wait()
+      is_again = any(
+        isinstance(one, events.Failed) and one.unavailable for one in news
+      )
+      over = {one.episode for one in news if isinstance(one, _OVER)}
+      # Of the try before, or of a fork that nobody waits for any more.
+      for call in [call for call in calls if call.number in over]:
+        self._drop(call)
+        calls.remove(call)
+      calls += self._heard(news)
     return sorted(calls, key=lambda call: call.number)
+
+  def asked_now(self, waits: bool) -> list[Call]:
+    """The turns that some episodes have asked for, by episode.
+
+    Args:
+      waits: Whether to wait for at least one of them. Then there are none once
+        all episodes are over.
+    """
+    calls = self._heard(self._player.news()) + self._ends()
+    while waits and not calls and not self._are_over():
+      calls = self._heard(self._player.news(_MOST_SECS)) + self._ends()
+    return sorted(calls, key=lambda call: call.number)
+
+  def _ends(self) -> list[Call]:
+    """Calls that say of episodes that they are over."""
+    over = [
+      number
+      for number, one in self._live.items()
+      if one.is_over and not one.waiting and number not in self._ended
+    ]
+    self._ended.update(over)
+    nothing, key = np.zeros(0, np.int32), np.zeros(2, np.uint32)
+    return [Call(number, 0, nothing, key, 0, False) for number in over]
+
+  def _heard(self, news: Sequence[Any]) -> list[Call]:
+    """Notes what has happened; the turns that were asked for."""
+    said: list[events.Say] = []
+    for event in news:
+      if isinstance(event, events.Say):
+        said.append(event)
+        continue
+      self._take(event)
+      if isinstance(event, _OVER):
+        said = [one for one in said if one.episode != event.episode]
+    # By the tree: whom a limit meets is no matter of who came first.
+    calls = [
+      self._said(self._live[event.episode], event)
+      for event in sorted(said, key=self._place)
+    ]
+    return [call for call in calls if call is not None]
+
+  def _drop(self, call: Call) -> None:
+    """A turn that was asked for, and will not be drawn."""
+    one = self._live[call.number]
+    one.asked -= call.limit
+    one.waiting -= 1
 
   def _are_over(self) -> bool:
     return all(one.is_over for one in self._live.values())
@@ -256,20 +304,15 @@ class _Rounds:
         names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs'
         one.counts = {name: getattr(event, name) for name in names}
       case events.Failed() if event.unavailable:
-        fresh = _Live(Transcript(one.transcript.key), one.begin)
+        key, attempt = one.transcript.key, one.attempt + 1
+        fresh = _Live(Transcript(key), one.begin, attempt=attempt)
         self._live[event.episode] = fresh
         self._player.begin(one.begin)
       case events.Failed():
         one.is_over, one.failure = True, one.failure or event.reason
 
-  def _said(self, one: _Live, event: events.Say, waiting: int) -> Call | None:
-    """Adds messages to a context; the turn behind them, if it is allowed.
-
-    Args:
-      one: The episode.
-      event: What is added.
-      waiting: How many other turns of the episode are in this round.
-    """
+  def _said(self, one: _Live, event: events.Say) -> Call | None:
+    """Adds messages to a context; the turn behind them, if it is allowed."""
     path, transcript = one.contexts[event.context], one.transcript
     if transcript.last(path) is None and event.tools:
       one.tools[event.context] = event.tools
@@ -288,7 +331,7 @@ class _Rounds:
     limits, drawn = self._limits, transcript.drawn() + one.asked
     whole = np.concatenate([transcript.ids(path)[:kept], ids])
     room = {
-      'turns': limits.turns - transcript.turns - waiting,
+      'turns': limits.turns - transcript.turns - one.waiting,
       'tokens': limits.episode_tokens - drawn,
       'context': limits.context_tokens
       - (transcript.size() + one.asked + len(ids)),
@@ -305,8 +348,20 @@ class _Rounds:
     name = min(most, key=lambda name: most[name])
     one.limits[event.context], limit = name, most[name]
     one.asked += limit
+    one.waiting += 1
     key, is_first = transcript.contexts[path].key, not transcript.turns
-    return Call(event.episode, event.context, whole, key, limit, is_first)
+    last = transcript.last(path)
+    follows = None if last is None else one.requests.get(last.number)
+    return Call(
+      event.episode,
+      event.context,
+      whole,
+      key,
+      limit,
+      is_first,
+      follows,
+      one.attempt,
+    )
 
   def _read(
     self,
@@ -351,9 +406,14 @@ class _Rounds:
     return ids
 
   def answer(self, call: Call, sampled: engines.Sampled) -> None:
-    """Adds a turn to its context, and tells the environment what was said."""
-    one = self._live[call.number]
-    one.asked -= call.limit
+    """Adds a turn to its context, and tells the environment what was said.
+
+    Nothing, if another process plays it, or it has begun again since.
+    """
+    one = self._live.get(call.number)
+    if one is None or one.attempt != call.attempt:
+      return
+    self._drop(call)
     tools = one.tools.get(call.context, ())
     cut = sampled.finish == engines.TRUNCATED
     text, parsed = self._parsed(sampled.ids, cut, tools)
@@ -362,8 +422,9 @@ class _Rounds:
       said = history.message(self._tokenizer, parsed, text, self._shown(tools))
     turn = one.transcript.add(path, sampled, text, said)
     one.said[turn] = parsed.text
-    if one.ended or one.failure:
-      return  # by another turn of this round
+    one.requests[turn] = sampled.request
+    if one.ended or one.failure or one.is_over:
+      return  # by another turn
     if cut or not self._goes_on(tools, sampled):
       one.ended = one.limits[call.context] if cut else 'end'
       self._player.cancel(call.number, one.ended)
@@ -434,6 +495,48 @@ class _Rounds:
     if self._tokenizer.reads_tools:
       return messages
     return tools_as_text.written(messages, tools)
+
+
+def _play_at_once(
+  asking: _Asking,
+  meeting: meeting_lib.Meeting,
+  engine: engines.Engine,
+  number: int,
+  sampling: engines.Sampling,
+  check: Callable[[], None],
+) -> None:
+  """Draws what is asked for when it comes, until all episodes are over."""
+  under_way: dict[int, Call] = {}
+  known: dict[int, list[int]] = {}  # by episodes, what the engine keeps
+  turns = engine.completed()
+  while True:
+    # All processes know what is under way, so all wait here, or none.
+    asked = functools.partial(asking.asked_now, waits=not under_way)
+    calls = meeting.calls(asked)
+    if not calls and not under_way:
+      return
+    check()
+    for call in calls:
+      if not call.limit:
+        for place in known.pop(call.number, ()):
+          engine.forget(place)
+        continue
+      follows = None if call.follows is None else (call.follows, 0)
+      request = _request([call], sampling)
+      place = engine.submit(request._replace(calls=number, follows=follows))
+      under_way[place] = call
+      known.setdefault(call.number, [])
+    if (turn := next(turns, None)) is None:
+      turns = engine.completed()
+      continue
+    for one in turn:
+      call = under_way.pop(one.request)
+      meeting.note(call, one)
+      asking.answer(call, one)
+      if call.number in known:
+        known[call.number].append(one.request)
+      else:  # of a try before; it is over
+        engine.forget(one.request)
 
 
 def _drawn(

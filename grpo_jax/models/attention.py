@@ -390,8 +390,8 @@ def over_contexts(
 
   def attention(query, key, value, cache, window, cap=None):
     tokens = query.shape[1]
-    position = start[:, None] + jnp.arange(tokens)
-    is_new = jnp.arange(tokens) < count[:, None]
+    position = start[:, None] + jnp.arange(tokens)[None]
+    is_new = jnp.arange(tokens)[None] < count[:, None]
 
     def write(buffer, new, axis):
       # One past the last place is left out.

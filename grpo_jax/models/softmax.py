@@ -104,7 +104,8 @@ def attend_recent(
   """
   places = key.shape[3]
   newest = newest.reshape(len(newest), -1, 1)
-  visible = (newest - jnp.arange(places)) % places < count[:, :, None]
+  back = (newest - jnp.arange(places)[None, None]) % places
+  visible = back < count[:, :, None]
   query = jnp.moveaxis(_grouped(query, key.shape[1]), 1, 3)
   output, log_mass = _softmax(
     _capped(_product('bkhqd,bkdn->bkhqn', query, key), visible, cap),

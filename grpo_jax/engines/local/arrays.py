@@ -126,7 +126,8 @@ def prompts(
   Raises:
     ValueError: A prompt is empty, or longer than the largest bucket.
   """
-  ids, keys, limits, samplings, names = zip(*batch.requests, strict=True)
+  parts = [one[:5] for one in batch.requests]
+  ids, keys, limits, samplings, names = zip(*parts, strict=True)
   length = np.array([len(prompt) for prompt in ids], np.int32)
   if not length.all():
     name = names[int(np.argmin(length))]

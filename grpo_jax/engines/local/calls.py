@@ -95,7 +95,7 @@ class Queue:
     counts: Counts | None = None,
   ):
     self._model, self._params, self._version = model, params, version
-    self._widths, self._mesh, self._decode = sorted(widths), mesh, decode
+    self._widths, self._mesh, self._decode = sorted({*widths}), mesh, decode
     self.rows, self.counts = rows, counts or Counts()
     self._shards = 1 if mesh is None else sharding.row_shards(mesh)
     self._reading = contexts.Programs(model, mesh)

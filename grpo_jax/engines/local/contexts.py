@@ -99,7 +99,7 @@ class Programs:
     Returns:
       The caches.
     """
-    positions = start[:, None] + jnp.arange(tokens.shape[1])
+    positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
     _, cache, _ = self._hidden(
       params,
       tokens,

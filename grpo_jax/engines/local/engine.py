@@ -156,12 +156,13 @@ class LocalEngine:
     rows = math.ceil(max(1, min(number, self.max_rows)) / shards) * shards
     queue = self._queue
     if queue is None or (queue.rows != rows and queue.is_empty):
+      longest = max(self.prompt_buckets) + max(self.completion_buckets)
       self._queue = queue = None  # first, so that memory holds one at a time
       self._queue = queue = calls.Queue(
         self.model,
         self._params,
         self._version,
-        self.completion_buckets,
+        [*self.completion_buckets, longest],
         rows,
         self.mesh,
         self.decode,

@@ -1,18 +1,10 @@
 """Calls that go on from each other: the same bits whenever they come."""
 
-import dataclasses
 import random
 
-import jax
 import numpy as np
-import pytest
 
 from grpo_jax import engines
-from grpo_jax import models
-from grpo_jax.engines.local import contexts
-from grpo_jax.mesh import sharding
-from grpo_jax.models import layout
-from tests import compilations
 from tests import tiny
 
 SAMPLING = engines.Sampling(eos_ids=(3, 7, 11))
