@@ -126,8 +126,10 @@ def prompts(
   Raises:
     ValueError: A prompt is empty, or longer than the largest bucket.
   """
-  parts = [one[:5] for one in batch.requests]
-  ids, keys, limits, samplings, names = zip(*parts, strict=True)
+  ids, keys, limits, samplings, names = (
+    [getattr(one, name) for one in batch.requests]
+    for name in ('ids', 'keys', 'limit', 'sampling', 'name')
+  )
   length = np.array([len(prompt) for prompt in ids], np.int32)
   if not length.all():
     name = names[int(np.argmin(length))]

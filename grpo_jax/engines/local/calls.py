@@ -18,7 +18,6 @@ functions of the ids.
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -30,6 +29,7 @@ from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local.pools import Context
+from grpo_jax.engines.local.pools import Counts
 from grpo_jax.engines.local.pools import Pool
 from grpo_jax.engines.local.pools import Turn
 from grpo_jax.engines.protocol import STOPPED
@@ -47,26 +47,6 @@ _PIECES = 4, 16, 64, 256, 1024  # tokens of one row that are read at once
 _READ_FLOPS = 2**33
 _READ_TOKENS = {'cpu': (64, 4096)}
 _READ_TOKENS_ELSEWHERE = 512, 8192
-
-
-@dataclasses.dataclass
-class Counts:
-  """What a queue has done; see `LocalEngine.counts`.
-
-  Attributes:
-    new: Tokens of calls that were new in their contexts.
-    read: Tokens that were read, so that the model has computed them.
-    drawn: Tokens that were drawn.
-    places: Tokens that could have been drawn in the same time: rows of all
-      pools that were drawn on, times steps.
-    parked: How often a row was moved to the host.
-  """
-
-  new: int = 0
-  read: int = 0
-  drawn: int = 0
-  places: int = 0
-  parked: int = 0
 
 
 class Queue:
@@ -164,7 +144,9 @@ class Queue:
 
   def _pool(self, width: int) -> Pool:
     if width not in self._pools:
-      self._pools[width] = Pool(self._reading, self._params, self.rows, width)
+      self._pools[width] = Pool(
+        self._reading, self._params, self.rows, width, self.counts
+      )
     return self._pools[width]
 
   def _seat_some(self) -> bool:

@@ -16,6 +16,7 @@ from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import generation
 from grpo_jax.engines.local import lowered
+from grpo_jax.engines.local import pools
 from grpo_jax.engines.local import prepare
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local import schedule as schedule_lib
@@ -76,7 +77,7 @@ class LocalEngine:
     self._params, self._version, self._prepare = None, -1, None
     self._submitted = arrays.Submitted()
     self._queue: calls.Queue | None = None
-    self._counts = calls.Counts()
+    self._counts = pools.Counts()
 
   @property
   def capabilities(self) -> Capabilities:
@@ -118,7 +119,7 @@ class LocalEngine:
       self._queue.forget(request)
 
   @property
-  def counts(self) -> calls.Counts:
+  def counts(self) -> pools.Counts:
     """What was done for requests with `calls`, since the engine was made."""
     return self._counts
 

@@ -66,6 +66,26 @@ class Context:
   waits_since: int = 0
 
 
+@dataclasses.dataclass
+class Counts:
+  """What a queue has done; see `LocalEngine.counts`.
+
+  Attributes:
+    new: Tokens of calls that were new in their contexts.
+    read: Tokens that were read, so that the model has computed them.
+    drawn: Tokens that were drawn.
+    places: Tokens that could have been drawn in the same time: rows of all
+      pools that were drawn on, times steps.
+    parked: How often a row was moved to the host.
+  """
+
+  new: int = 0
+  read: int = 0
+  drawn: int = 0
+  places: int = 0
+  parked: int = 0
+
+
 class Pool:
   """The rows of one width.
 
@@ -74,12 +94,18 @@ class Pool:
     params: What `sampler_params` returned; for shapes alone.
     rows: How many.
     width: Places of a cache.
+    counts: Where parked rows are counted.
   """
 
   def __init__(
-    self, programs: contexts.Programs, params: Any, rows: int, width: int
+    self,
+    programs: contexts.Programs,
+    params: Any,
+    rows: int,
+    width: int,
+    counts: Counts,
   ):
-    self._programs, self.width = programs, width
+    self._programs, self._counts = programs, counts
     self.contexts: list[Context | None] = [None] * rows
     self.cache = programs.empty(params, rows, width)
 
@@ -95,6 +121,7 @@ class Pool:
     row = longest.row
     longest.parked = host_arrays.to_host(self.copy(longest))
     self.release(longest)
+    self._counts.parked += 1
     return row
 
   def copy(self, context: Context) -> Any:

@@ -2,9 +2,14 @@
 
 import random
 
+import jax
 import numpy as np
+import pytest
 
 from grpo_jax import engines
+from grpo_jax import models
+from grpo_jax.mesh import sharding
+from tests import compilations
 from tests import tiny
 
 SAMPLING = engines.Sampling(eos_ids=(3, 7, 11))
@@ -32,7 +37,11 @@ def engine(made=None, **options):
   made = made or model()
   options = {'prompt_buckets': (8,), 'completion_buckets': (24, 64)} | options
   found = engines.LocalEngine(made, **options)
-  found.load(tiny.params(made), version=5)
+  params = tiny.params(made)
+  if found.mesh is not None:
+    place = sharding.param_shardings(found.mesh, params, made.logical_axes)
+    params = jax.device_put(params, place)
+  found.load(params, version=5)
   return found
 
 
@@ -84,3 +93,147 @@ def shuffled(seed):
     return draw.sample(ready, draw.randint(min(1, len(ready)), len(ready)))
 
   return order
+
+
+@pytest.fixture(scope='module')
+def reference():
+  made = engine()
+  asked, found = draw(made)
+  return made, asked, found, bits(found)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize('seed', range(6))
+def test_bits_do_not_depend_on_when_calls_come(reference, seed):
+  made, _, _, expected = reference
+  assert bits(draw(made, shuffled(seed))[1]) == expected
+
+
+def test_a_call_draws_what_a_request_by_itself_draws(reference):
+  _, asked, found, _ = reference
+  alone = [one._replace(calls=0, follows=None) for one in asked]
+  made = engine(prompt_buckets=(64,))
+  for (one,), other in zip(engines.generate(made, alone), found, strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_array_equal(one.version, other.version)
+    assert one.finish == other.finish
+    for name in 'logp', 'log_kept', 'entropy':
+      ours, theirs = getattr(one, name), getattr(other, name)
+      np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'made',
+  [model(**FANCY), models.Transformer(tiny.EXPERTS)],
+  ids=['windows', 'experts'],
+)
+@pytest.mark.long
+def test_other_models_do_so_too(made):
+  first = engine(made)
+  asked, found = draw(first)
+  for seed in range(3):
+    assert bits(draw(first, shuffled(seed))[1]) == bits(found)
+  alone = [one._replace(calls=0, follows=None) for one in asked]
+  whole = engine(made, prompt_buckets=(64,))
+  for (one,), other in zip(engines.generate(whole, alone), found, strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
+    if one.routing is not None:
+      np.testing.assert_array_equal(one.routing, other.routing)
+
+
+def test_caches_in_the_order_of_accelerators_do_so_too(reference):
+  found = draw(engine(model(attention='splash')))[1]
+  for one, other in zip(found, reference[2], strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
+
+
+def test_what_waits_without_a_row_is_parked_and_comes_back_unchanged():
+  made = engine(max_rows=2)
+  expected = bits(draw(made)[1])
+  for seed in range(4):
+    assert bits(draw(made, shuffled(seed))[1]) == expected
+  assert made.counts.parked > 4
+
+
+def test_a_turn_reads_only_what_is_new():
+  made, turns, new = engine(completion_buckets=(256,)), 8, (9,) * 5
+  prompt = (5, 6, 7, 8) * 10
+  line = [(None, 0, prompt, 6)]
+  line += [(n, 0, new, 6) for n in range(turns - 1)]
+  group = [
+    (None if parent is None else parent + g * turns, *rest)
+    for g in range(4)
+    for parent, *rest in line
+  ]
+  endless = engines.Sampling()
+  _, found = draw(made, tree=group, sampling=endless)
+  assert {len(one.ids) for one in found} == {6}
+  counts = made.counts
+  # The last token of each is read by the pass that draws behind it.
+  read_between = 4 * (turns - 1) * (1 + len(new) - 1)
+  assert counts.read == len(prompt) - 1 + read_between
+  context = len(prompt) + 4 * (turns - 1) * len(new)
+  whole = sum(len(prompt) + n * (6 + len(new)) for n in range(turns)) * 4
+  assert counts.read + 4 * turns < 1.3 * context and whole > 10 * context
+
+
+def test_nothing_is_kept_of_what_is_forgotten(reference):
+  made, *_ = reference
+  assert made._queue.is_empty and not made._queue._prompts
+  for pool in made._queue._pools.values():
+    assert not any(pool.contexts)
+
+
+def test_a_second_tree_compiles_nothing(reference):
+  made, *_ = reference
+  with compilations.compiled_programs() as programs:
+    draw(made, shuffled(9))
+  assert not programs
+
+
+def test_whoever_leaves_gives_up_what_is_drawn(reference):
+  made, asked, *_ = reference
+  made.submit(asked[0])
+  turns = made.completed()
+  next(turns)
+  turns.close()
+  assert not [*made.completed()]
+  assert bits(draw(made)[1]) == reference[3]
+
+
+def test_a_stop_string_ends_a_call(reference):
+  _, asked, found, _ = reference
+  made = engine(decode=lambda ids: ' '.join(map(str, ids)))
+  stop = ' '.join(map(str, found[0].ids[1:3]))
+  sampling = engines.Sampling(SAMPLING.eos_ids, stop_strings=(stop,))
+  tree = TREE[0], (0, 0, (20, 21), 8)
+  (first, second), (one, _) = draw(made, tree=tree, sampling=sampling)
+  assert one.finish == engines.STOPPED
+  np.testing.assert_array_equal(one.ids, found[0].ids[:3])
+  assert second.ids == [*first.ids, *one.ids.tolist(), 20, 21]
+  without = engine()
+  with pytest.raises(ValueError, match='need an engine with decode='):
+    draw(without, tree=tree, sampling=sampling)
+
+
+def test_calls_that_cannot_be_drawn_are_refused(reference):
+  made, asked, *_ = reference
+  with pytest.raises(ValueError, match='is empty; give at least one token'):
+    made.submit(asked[0]._replace(ids=[]))
+  with pytest.raises(ValueError, match='largest bucket is 72'):
+    made.submit(asked[0]._replace(ids=[5] * 70))
+  assert not made._queue.live
+
+
+@pytest.mark.parametrize('tensor', [1, 2])
+def test_over_data_shards_the_same_is_drawn(reference, tensor):
+  mesh = sharding.make_mesh(data=2, fsdp=4 // tensor, tensor=tensor)
+  made = engine(mesh=mesh)
+  found = draw(made, calls=8)[1]
+  for seed in range(2):
+    assert bits(draw(made, shuffled(seed), calls=8)[1]) == bits(found)
+  for one, other in zip(found, reference[2], strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
