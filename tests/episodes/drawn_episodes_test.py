@@ -4,8 +4,10 @@ The engine's log-probabilities are those of the learner, turn by turn, and few
 programs are compiled for many turns.
 """
 
+import asyncio
 import dataclasses
 import functools
+import random
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,7 @@ MODEL = tiny.model(num_layers=1, vocab_size=SIZE)
 PARAMS = tiny.params(MODEL)
 GROUP = 2
 WIDTH = 512
+LIMITS = play_lib.Limits(30, 16, 400, 256)
 # Every second token ends a turn, as a stop string would.
 SAMPLING = engines.Sampling(eos_ids=tuple(range(20, SIZE, 2)))
 
@@ -53,18 +56,39 @@ def environment(turns, forks):
   return episode
 
 
-def engine():
+def late(delay, turns=4):
+  """Contexts that talk side by side, and whose environment takes its time."""
+
+  async def talk(policy, name):
+    for turn in range(turns):
+      await asyncio.sleep(delay())
+      await policy.say(f'{name} {turn}')
+
+  async def episode(policy, example, seed):
+    del seed
+    await asyncio.sleep(delay())
+    await policy.say(example['prompt'])
+    some = [policy, policy.fork(), policy.fork()]
+    await asyncio.gather(*map(talk, some, 'abc'))
+
+  return episode
+
+
+def engine(widest=256):
   made = engines.LocalEngine(
-    MODEL, prompt_buckets=(64, 256), completion_buckets=(16,)
+    MODEL, prompt_buckets=(64, widest), completion_buckets=(16,)
   )
   made.load(PARAMS, version=3)
   return made
 
 
-def play(drawing, turns, forks=0, rollout=0, renders=False):
+def play(
+  drawing, turns, forks=0, rollout=0, renders=False, made=None, limits=LIMITS
+):
   records = [{'prompt': 'a'}, {'prompt': 'the'}]
   options = sessions.Options(where='here')
-  with sessions.Player({'': environment(turns, forks)}, options) as player:
+  made = made or environment(turns, forks)
+  with sessions.Player({'': made}, options) as player:
     return play_lib.play(
       records,
       [0, 1],
@@ -73,7 +97,7 @@ def play(drawing, turns, forks=0, rollout=0, renders=False):
       player,
       formats.find('hermes'),
       SAMPLING,
-      play_lib.Limits(30, 16, 400, 256),
+      limits,
       GROUP,
       seed=1,
       rollout=rollout,
@@ -128,6 +152,29 @@ def test_the_learner_finds_what_the_engine_said_turn_by_turn(
     )
 
 
+@pytest.mark.parametrize('renders', [False, True])
+def test_who_comes_late_is_not_waited_for_and_draws_the_same_bits(renders):
+  drawing, limits = engine(1024), play_lib.Limits(30, 6, 4000, 4000)
+
+  def bits(delay):
+    made = late(delay)
+    _, played = play(drawing, 0, made=made, renders=renders, limits=limits)
+    assert {one.account.ended for group in played for one in group} == {'done'}
+    every = [one.episode for group in played for one in group]
+    return [
+      [
+        np.asarray(getattr(one, name)).tobytes()
+        for name in ('ids', 'logp', 'entropy', 'turn', 'previous')
+      ]
+      for one in every
+    ]
+
+  draw = random.Random(0)
+  first = bits(lambda: 0.0)
+  for _ in range(2):
+    assert bits(lambda: draw.expovariate(100)) == first
+
+
 @pytest.mark.parametrize('method', ['grpo', 'entropy'])
 def test_what_nobody_chose_has_no_slope(method):
   rollout = drawn(1)
@@ -149,7 +196,7 @@ def test_what_nobody_chose_has_no_slope(method):
 
 @pytest.mark.long
 def test_eight_turns_need_few_programs():
-  drawing = engine()
+  drawing = engine(260)  # a width that no other test compiles
   counts = []
   for rollout in range(2):
     with compiled_programs() as names:
@@ -158,7 +205,6 @@ def test_eight_turns_need_few_programs():
     for group in played:
       for one in group:
         assert one.episode.turn is not None and one.episode.turn.max() == 7
-  # Each width of prompts, for first turns that are one request of a group and
-  # for later ones; the second rollout finds all of them.
+  # The pieces that are read, and what draws, for each width.
   assert counts[1] == 0, names
   assert 0 < counts[0] <= 12
