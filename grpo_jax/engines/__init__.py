@@ -8,6 +8,9 @@ Read in this order:
 - `local.generation`: the completions of a batch, a loop on the host;
 - `local.schedule`: what that loop decides: which row draws which completion;
 - `local.sampler`: the compiled programs that the loop calls;
+- `local.calls`: calls of episodes that go on from each other, likewise;
+- `local.pools`: which row has which of their contexts, and which are parked;
+- `local.contexts`: the compiled programs that read and draw them;
 - `local.next_token`: how one token is drawn from logits;
 - `plain`: `PlainEngine`, for models of which little is known.
 """

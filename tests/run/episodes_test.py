@@ -98,7 +98,8 @@ def test_kill_9_among_episodes(where, tmp_path):
 def test_episodes_of_one_turn_are_the_run_without_an_environment(tmp_path):
   changes = {'data.prompt_buckets': (64,), 'data.completion_buckets': (64,)}
   name = f'{played.__name__}:single'
-  played.train(tmp_path / 'played', **changes, **{'environment.name': name})
+  own = {'environment.name': name, 'environment.max_turns': 1}
+  played.train(tmp_path / 'played', **changes, **own)
   name = f'{played.__name__}:odd'
   changes |= {'environment.name': '', 'rewards': ({'name': name},)}
   played.train(tmp_path / 'sampled', **changes)
