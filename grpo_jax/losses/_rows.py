@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from jax.sharding import reshard
 import numpy as np
 
+from grpo_jax.losses._base import OF_TURNS
 from grpo_jax.losses._base import Array
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import check_batch
@@ -166,7 +167,8 @@ def batch_from_rows(
       number of groups, the largest group and the longest completion vary. The
       rest of the shape is filled with invalid completions and masked positions.
       None for the smallest shape that holds the rows.
-    extras: Dict of your own arrays. One whose first axes are `[B,S]` becomes
+    extras: Dict of your own arrays, and of those of turns: `turn` `[B,S]` and
+      `turn_reward` `[B,N]`. One whose first axes are `[B,S]` becomes
       `[P,G,T,...]`, any other of first axis `B` becomes `[P,G,...]`.
     **fields: Any other field of `Batch` but the weight; None counts as not
       given. `[B,S]`: `tokens`, `keep`, `version`, `logp_old`, `logp_ref`,
@@ -230,7 +232,12 @@ def _fill(rows: Rows, given, extras) -> Batch:
     given |= {name: given[name].astype(dtype) for name in names & given.keys()}
   size = rows.token_in_batch.shape
   fields = {k: placed(v, k in _PER_TOKEN) for k, v in given.items()}
-  own = {k: placed(v, v.shape[:2] == size) for k, v in extras.items()}
+  # Of each turn, and not of each token, also where there are as many.
+  by_turn = OF_TURNS - {'turn'}
+  own = {
+    k: placed(v, v.shape[:2] == size and k not in by_turn)
+    for k, v in extras.items()
+  }
   return check_batch(make_batch(**fields, extras=own))
 
 

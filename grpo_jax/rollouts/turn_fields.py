@@ -47,7 +47,8 @@ def with_turns(rollout: Rollout, fields: TurnFields) -> Rollout:
   lacking = [x for x in fields.names if x not in rollout.batch.extras]
   if not lacking:
     return rollout
-  turns = max(one.turns for group in rollout.accounts for one in group)
+  every = (one.turns for group in rollout.accounts for one in group)
+  turns = max(every, default=0)
   if turns > fields.most:
     raise ValueError(
       f'An episode has {turns} turns, but config.environment.max_turns='

@@ -104,10 +104,12 @@ METHODS = [
   _method('kl_cov'),
   _method('forking_tokens', share=0.5),
   _method('forking_tokens'),
-  _method('rloo_to_go', gamma=0.5),
-  _method('grpo_to_go', gamma=0.5, **_SAMPLE),
-  _method('mt_grpo', coefficient=0.5, **_SAMPLE),
-  _method('gigpo', coefficient=2.0, kl_coefficient=0, normalizes=False),
+  _method('rloo_to_go', gamma=0.5)._replace(is_long=True),
+  _method('grpo_to_go', gamma=0.5, **_SAMPLE)._replace(is_long=True),
+  _method('mt_grpo', coefficient=0.5, **_SAMPLE)._replace(is_long=True),
+  _method(
+    'gigpo', coefficient=2.0, kl_coefficient=0, normalizes=False
+  )._replace(is_long=True),
   _method('gigpo', **_SAMPLE)._replace(is_long=True),
   _method('supervised'),
 ]

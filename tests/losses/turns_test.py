@@ -10,6 +10,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.losses import methods
+from tests import oracles
 from tests.losses import cases
 
 pytestmark = pytest.mark.quick
@@ -189,6 +190,31 @@ def test_what_is_no_reward_of_a_turn_belongs_to_the_last():
   np.testing.assert_allclose(before[:, 0], REWARD - REWARD.mean(), rtol=1e-12)
 
 
+def test_the_methods_are_what_loops_in_numpy_find():
+  """By one program; the properties of each take long."""
+  given = {
+    'rloo_to_go': {'gamma': 0.5},
+    'grpo_to_go': {'gamma': 0.5},
+    'mt_grpo': {'coefficient': 0.5},
+    'gigpo': {'coefficient': 2.0},
+  }
+  case = cases.make_case(2)
+  chains = [getattr(methods, name)(**x) for name, x in given.items()]
+
+  @jax.jit
+  def slopes(batch, logp):
+    def loss(method, logp):
+      made, state = cases.prepared(method, batch)
+      return losses.surrogate_loss(method, logp, made, state)[0]
+
+    return [jax.grad(functools.partial(loss, one))(logp) for one in chains]
+
+  found = slopes(cases.to_batch(case), jnp.asarray(case.logp))
+  for (name, x), slope in zip(given.items(), found, strict=True):
+    _, expected = oracles.METHODS[name](case, **x)
+    np.testing.assert_allclose(slope, expected, rtol=1e-9, atol=1e-12)
+
+
 OWN = (
   losses.leave_one_out_to_go(0.5),
   losses.center_to_go_by_group(),
@@ -244,6 +270,7 @@ def test_without_turns_their_mean_is_that_of_completions():
   np.testing.assert_array_equal(own, neighbour)
 
 
+@pytest.mark.long
 def test_turns_share_the_weight_equally():
   ((weight,),) = weights(batch(), (losses.mean_over_turns(),))
   assert not weight[~MASK].any()
@@ -252,7 +279,25 @@ def test_turns_share_the_weight_equally():
     np.testing.assert_allclose(own, 1 / (8 * len(own)), rtol=1e-12)
 
 
-def test_returns_that_differ_by_rounding_are_equal():
+@pytest.mark.parametrize(
+  'credit',
+  [
+    pytest.param(losses.normalize_to_go_by_group(), id='to_go'),
+    pytest.param(
+      losses.normalize_turns_and_outcome(),
+      id='outcome',
+      marks=pytest.mark.long,
+    ),
+    pytest.param(
+      losses.chain(
+        losses.constant_advantage(0.0), losses.add_credit_by_state(gamma=1.0)
+      ),
+      id='states',
+      marks=pytest.mark.long,
+    ),
+  ],
+)
+def test_returns_that_differ_by_rounding_are_equal(credit):
   """The last turns all earn .6; a z-score would be of order 1 there."""
   rng = np.random.default_rng(0)
   earned = rng.integers(0, 300, (8, 4, 3)) / 10
@@ -268,17 +313,11 @@ def test_returns_that_differ_by_rounding_are_equal():
       'turn_state': states,
     },
   )
-  credits = (
-    losses.normalize_to_go_by_group(),
-    losses.normalize_turns_and_outcome(),
-    losses.chain(
-      losses.constant_advantage(0.0), losses.add_credit_by_state(gamma=1.0)
-    ),
-  )
-  for advantage in advantages(made, *credits):
-    assert not np.any(advantage[..., 2]) and np.all(np.any(advantage, -1))
+  (advantage,) = advantages(made, credit)
+  assert not np.any(advantage[..., 2]) and np.all(np.any(advantage, -1))
 
 
+@pytest.mark.long
 def test_states_are_compared_within_their_group_and_alone_count_nothing():
   states = jnp.asarray([[[7, 3, 5], [7, 0, 0], [7, 3, 0], [7, 4, 0]]])
   given = batch()
@@ -328,6 +367,7 @@ def test_a_discount_lies_between_0_and_1(make, gamma):
     make(gamma)
 
 
+@pytest.mark.long
 def test_a_discount_may_be_a_schedule():
   later = losses.center_to_go_by_group(lambda step: 0.5 * (step > 0))
 
@@ -351,3 +391,27 @@ def test_it_is_traced_from_fields_that_are_filled():
   made = jax.eval_shape(run)
   assert made.extras['turn'].dtype == jnp.int32
   assert made.extras['turn_reward'].shape == (1, 4, 1)
+
+
+@pytest.mark.long
+def test_rows_of_another_framework_bring_their_turns():
+  """As many turns as there are columns: they are no tokens even so."""
+  order = [2, 0, 3, 1]
+  earned = np.pad(EARNED, ((0, 0), (0, 5)))
+  prompt = (0, 0), (2, 0)
+  made, _ = losses.batch_from_rows(
+    np.pad(MASK, prompt)[order],
+    ['a'] * 4,
+    REWARD[order],
+    extras={
+      'turn': np.pad(TURNS, prompt)[order],
+      'turn_reward': earned[order],
+    },
+  )
+  np.testing.assert_array_equal(made.mask[0], MASK[order])
+  np.testing.assert_array_equal(made.extras['turn_reward'][0], earned[order])
+  method = losses.center_to_go_by_group()
+  (advantage,), (expected,) = advantages(made, method) + advantages(
+    batch(), method
+  )
+  np.testing.assert_allclose(advantage, expected[order], rtol=1e-6)

@@ -14,6 +14,7 @@ from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.mesh import sharding
 from grpo_jax.rollouts import batch_fields
 from grpo_jax.rollouts import parquet
+from grpo_jax.rollouts import turn_fields
 from grpo_jax.rollouts.batch_fields import BatchField
 from grpo_jax.run import loop
 from grpo_jax.run.build import batch_fields as build_fields
@@ -323,6 +324,26 @@ def test_a_function_that_cannot_be_called_is_refused(fields, words):
 def test_what_is_no_function_is_refused(fields, words, tmp_path):
   with pytest.raises(ValueError, match=words):
     grpo_jax.train(small(), tmp_path / 'run', fields=fields)
+
+
+def test_rewards_of_turns_are_asked_for_where_there_are_turns():
+  """With the weight of the environment's reward."""
+  rewards = {'name': 'exact_match'}, {'name': 'environment', 'weight': 0.5}
+  played = {'environment.name': 'my.envs:game', 'environment.max_turns': 7}
+  chat = {'data.chat': True, 'rewards': rewards}
+  method = losses.methods.rloo_to_go()
+  turns_of = lambda method, **changes: build_fields.turn_fields_of(
+    runs.small(**changes), method
+  )
+  found = turns_of(method, **played, **chat)
+  assert found == turn_fields.TurnFields(('turn_reward',), 7, 0.5)
+  both = turns_of(losses.methods.gigpo(), **played, **chat)
+  assert both.names == ('turn_reward', 'turn_state')
+  alone = turns_of(method, **played, **{**chat, 'rewards': rewards[:1]})
+  assert alone.weight == 0
+  assert turns_of(method) == turn_fields.NO_TURNS
+  plain = losses.methods.grpo()
+  assert turns_of(plain, **played, **chat) == turn_fields.NO_TURNS
 
 
 def test_a_misspelt_function_is_refused_before_jax_is_imported():
