@@ -20,9 +20,10 @@ which `reward/calculator:used` tells in the metrics.
   1                  .375     .042   .208   .333   .417   .906
   2                  .375     .167   .208   .708   .833   .969
   shuffled           .375     .083   .000   .000   .000   .000
+  without the tool   .000     .000   .000   .000   .000   .000
 
-'shuffled' is `--config.shuffle_rewards=True`.
-`--config=configs/calculator.py:alone` has no tool.
+'shuffled' is `--config.shuffle_rewards=True`, and 'without the tool' is
+`--config=configs/calculator.py:alone`.
 """
 
 import random
