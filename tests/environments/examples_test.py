@@ -6,10 +6,12 @@ One file, because all of them are read from the folder of the configs.
 import asyncio
 import importlib.util
 import pathlib
+import re
 
 import pytest
 
 from grpo_jax import data
+from grpo_jax.environments import formats
 from tests.environments import scripted
 
 pytestmark = pytest.mark.quick
@@ -92,3 +94,44 @@ def test_only_a_won_game_counts_as_won():
   won = module('tictactoe').won
   for reward, counts in ((1.0, 1.0), (0.0, 0.0), (-1.0, 0.0), (None, 0.0)):
     assert won('', '', {'episode': {'reward': reward}}) == counts
+
+
+@pytest.mark.parametrize('has_tool', [True, False])
+def test_word_problems_stand_behind_one_that_is_worked(has_tool):
+  found = module('calculator')
+  problems = found.problems(8, seed=3, has_tool=has_tool)
+  assert len({one['prompt'][-1]['content'] for one in problems}) == 8
+  for one in problems:
+    *shown, question = one['prompt']
+    a, b, c = map(int, re.findall(r'\d+', question['content']))
+    assert one['answer'] == str(a * b + c)
+    assert ('calculator' in str(shown)) == has_tool
+    assert shown[-1] == {'role': 'assistant', 'content': '413'}
+
+
+def test_the_call_that_is_shown_is_read_and_gives_what_is_shown():
+  found = module('calculator')
+  call = found.problems(1, seed=3)[0]['prompt'][2]['content']
+  parsed = formats.parse(formats.find('json_block'), [(call, False)])
+  [call] = parsed.calls
+  assert (call.name, parsed.problems) == ('calculator', ())
+  assert found.calculator(**call.arguments) == '413'
+
+
+@pytest.mark.parametrize(
+  'said, results, counts',
+  [
+    ('413', ['413'], 1.0),
+    (' 413\n', ['12', '413'], 1.0),
+    ('413', [], 0.0),
+    ('413', ['412'], 0.0),
+    ('412', ['413'], 0.0),
+  ],
+)
+def test_an_answer_counts_as_from_the_tool_with_its_result(
+  said, results, counts
+):
+  told = [{'role': 'user', 'content': '413'}]
+  told += [{'role': 'tool', 'content': one} for one in results]
+  example = {'answer': '413', 'episode': {'messages': told}}
+  assert module('calculator').used('', said, example) == counts
