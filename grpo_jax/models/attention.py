@@ -401,23 +401,25 @@ def over_contexts(
       )
 
     cache = tuple(map(write, cache, (key, value), axes))
-    own = cache
+    own_key, own_value = cache
     if rows is not None:
-      own = tuple(sharding.take_rows([x], rows) for x in cache)
+      own_key, own_value = (sharding.take_rows([x], rows) for x in cache)
     seen = position + 1
     if window is not None:
       seen = jnp.minimum(seen, window)
     if is_portable:
       return softmax.attend_recent(
-        query, *own, position, seen, cap
+        query, own_key, own_value, position, seen, cap
       ).output, cache
     if tokens == 1:
       from grpo_jax.models import kernels  # Pallas takes a while to import
 
-      found = kernels.attend_recent(query, *own, start, seen, cap=cap)
+      found = kernels.attend_recent(query, own_key, own_value, start, seen, cap)
       return found.output, cache
-    places = jnp.arange(own[0].shape[axes[0]])
+    places = jnp.arange(own_key.shape[axes[0]])
     visible = _recent(position, places[None], window)
-    return softmax.attend(query, *own, visible, cap=cap).output, cache
+    return softmax.attend(
+      query, own_key, own_value, visible, cap=cap
+    ).output, cache
 
   return attention

@@ -130,8 +130,15 @@ class Programs:
     )
     if self.model.routes:
       nothing = nothing._replace(routing=nothing.token)
-    key = jax.random.wrap_key_data(turns.words, impl='threefry2x32')
-    rows = _Rows(*map(jnp.asarray, turns[:4]), key, turns.numbers)
+    words = jnp.asarray(turns.words)
+    rows = _Rows(
+      last=jnp.asarray(turns.last),
+      place=jnp.asarray(turns.place),
+      age=jnp.asarray(turns.age),
+      ended=jnp.asarray(turns.ended),
+      key=jax.random.wrap_key_data(words, impl='threefry2x32'),
+      numbers=turns.numbers,
+    )
 
     def going(carry):
       step, _, rows, _ = carry

@@ -126,6 +126,7 @@ class Pool:
 
   def copy(self, context: Context) -> Any:
     """The cache of a context that has a row here."""
+    assert context.row is not None
     return contexts.pick(self._programs, self.cache, np.int32(context.row))
 
   def seat(self, context: Context, row: int, cache: Any = None) -> None:
