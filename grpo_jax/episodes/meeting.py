@@ -4,10 +4,10 @@ A program of the devices needs all processes. So all of them make the same calls
 of the engine, whoever plays the episodes:
 
 - Each process plays the groups of some records, the others' not at all.
-- Before each turn of the engine they tell each other what their episodes ask. In
-  rounds, and while nothing is drawn, each waits for its own episodes first. A
-  process whose episodes are over asks nothing, and goes on drawing for the others
-  until all are over.
+- Before each turn of the engine they tell each other what their episodes ask.
+  In rounds, and while nothing is drawn, each waits for its own episodes first.
+  A process whose episodes are over asks nothing, and goes on drawing for the
+  others until all are over.
 - The engine gives every process all that it has drawn. A process answers its
   own episodes.
 - At the end all learn how each episode has ended, and the prompt of its group;

@@ -509,34 +509,37 @@ def _play_at_once(
   under_way: dict[int, Call] = {}
   known: dict[int, list[int]] = {}  # by episodes, what the engine keeps
   turns = engine.completed()
-  while True:
-    # All processes know what is under way, so all wait here, or none.
-    asked = functools.partial(asking.asked_now, waits=not under_way)
-    calls = meeting.calls(asked)
-    if not calls and not under_way:
-      return
-    check()
-    for call in calls:
-      if not call.limit:
-        for place in known.pop(call.number, ()):
-          engine.forget(place)
+  try:
+    while True:
+      # All processes know what is under way, so all wait here, or none.
+      asked = functools.partial(asking.asked_now, waits=not under_way)
+      calls = meeting.calls(asked)
+      if not calls and not under_way:
+        return
+      check()
+      for call in calls:
+        if not call.limit:
+          for place in known.pop(call.number, ()):
+            engine.forget(place)
+          continue
+        follows = None if call.follows is None else (call.follows, 0)
+        request = _request([call], sampling)
+        place = engine.submit(request._replace(calls=number, follows=follows))
+        under_way[place] = call
+        known.setdefault(call.number, [])
+      if (turn := next(turns, None)) is None:
+        turns = engine.completed()
         continue
-      follows = None if call.follows is None else (call.follows, 0)
-      request = _request([call], sampling)
-      place = engine.submit(request._replace(calls=number, follows=follows))
-      under_way[place] = call
-      known.setdefault(call.number, [])
-    if (turn := next(turns, None)) is None:
-      turns = engine.completed()
-      continue
-    for one in turn:
-      call = under_way.pop(one.request)
-      meeting.note(call, one)
-      asking.answer(call, one)
-      if call.number in known:
-        known[call.number].append(one.request)
-      else:  # of a try before; it is over
-        engine.forget(one.request)
+      for one in turn:
+        call = under_way.pop(one.request)
+        meeting.note(call, one)
+        asking.answer(call, one)
+        if call.number in known:
+          known[call.number].append(one.request)
+        else:  # of a try before; it is over
+          engine.forget(one.request)
+  finally:
+    turns.close()  # gives up what is under way
 
 
 def _drawn(
