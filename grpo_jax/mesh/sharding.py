@@ -426,8 +426,7 @@ def put_rows(
     return buffer.at[tuple(where)].set(new, mode='drop')
 
   given = (buffer, new, place) if rows is None else (buffer, new, place, rows)
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  if current_row_shards() == 1:
     return put(*given)
   spec = PartitionSpec(ROW_AXES)
   return jax.shard_map(
@@ -451,8 +450,7 @@ def pick_row(x: jax.Array, row: jax.Array) -> jax.Array:
     taken = jnp.where(here, lax.dynamic_slice_in_dim(x, local, 1), 0)
     return lax.psum(taken, ROW_AXES).astype(x.dtype)
 
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  if current_row_shards() == 1:
     return lax.dynamic_slice_in_dim(x, row, 1)
   return jax.shard_map(
     pick,
@@ -471,8 +469,7 @@ def place_row(x: jax.Array, one: jax.Array, row: jax.Array) -> jax.Array:
     new = jnp.where(here, one, old)
     return lax.dynamic_update_slice_in_dim(x, new, local, 0)
 
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  if current_row_shards() == 1:
     return lax.dynamic_update_slice_in_dim(x, one, row, 0)
   rows = PartitionSpec(ROW_AXES)
   return jax.shard_map(

@@ -328,20 +328,20 @@ EPISODES = {'mesh.fsdp': 4, 'sampler.prompts': 6, 'learner.micro_rows': 4}
 def episodes(folder, rank, stop, at_wait=None, **changes):
   """At that wait for environments something else happens first."""
   del rank
-  real, waits = sessions.Player.wait, 0
+  real, waits = sessions.Player.news, 0
 
-  def wait(self):
+  def news(self, *secs):
     nonlocal waits
     waits += 1
     (at_wait or {}).get(waits, lambda: None)()
-    return real(self)
+    return real(self, *secs)
 
-  sessions.Player.wait = wait
+  sessions.Player.news = news
   try:
     ended = played.train(folder, stop, **{**EPISODES, **changes})
     return ended | {'waits': waits}
   finally:
-    sessions.Player.wait = real
+    sessions.Player.news = real
 
 
 def episodes_in_workers(folder, rank, stop):

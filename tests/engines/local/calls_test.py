@@ -227,9 +227,9 @@ def test_calls_that_cannot_be_drawn_are_refused(reference):
   assert not made._queue.live
 
 
-@pytest.mark.parametrize('tensor', [1, 2])
+@pytest.mark.parametrize('tensor', [1, 2, 4, 8])
 def test_over_data_shards_the_same_is_drawn(reference, tensor):
-  mesh = sharding.make_mesh(data=2, fsdp=4 // tensor, tensor=tensor)
+  mesh = sharding.make_mesh(fsdp=8 // tensor, tensor=tensor)
   made = engine(mesh=mesh)
   found = draw(made, calls=8)[1]
   for seed in range(2):
