@@ -13,8 +13,12 @@ class FakeEngine:
   Attributes:
     answer: `(request, number of the completion) -> ids`.
     requests: All that were submitted.
+    forgotten: The numbers of those that nothing will follow.
+    usual: Capabilities that tests may change for a while.
     versions: All that were loaded.
   """
+
+  usual = engines.Capabilities(entropy=True)
 
   def __init__(self, answer, capabilities=_NOTHING_MORE):
     self.answer, self.capabilities = answer, capabilities

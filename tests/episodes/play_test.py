@@ -39,6 +39,14 @@ async def guessing(policy, example, seed):
     said = 'more' if reply.text < example['answer'] else 'less'
 
 
+@pytest.fixture(autouse=True, params=[False, True], ids=['rounds', 'at once'])
+def queues(request, monkeypatch):
+  """Whether the engine is asked at once, or in rounds."""
+  told = engines.Capabilities(entropy=True, queues=request.param)
+  monkeypatch.setattr(FakeEngine, 'usual', told)
+  return request.param
+
+
 def counting(request, number):
   """Says which turn it is, from 1."""
   ends = int(np.sum(np.asarray(request.ids) == TOKENIZER.eos_ids[0]))
@@ -56,7 +64,7 @@ def play(
   alike=True,
   **changes,
 ):
-  engine = FakeEngine(answer, engines.Capabilities(entropy=True))
+  engine = FakeEngine(answer, FakeEngine.usual)
   engine.load(None, 3)
   options = sessions.Options(where='here')
   limits = dataclasses.replace(LIMITS, **changes)
@@ -112,12 +120,31 @@ def test_what_is_read_is_what_is_trained():
       assert any(ids == one[: len(ids)] for one in whole)
 
 
-def test_the_first_turns_are_asked_as_single_answers_are():
-  engine, prompts, _ = play(guessing)
+def test_each_call_follows_the_one_before_it_until_its_episode_is_over(queues):
+  engine, _, _ = play(guessing)
+  asked = [one for one in engine.requests if one.calls]
+  assert len(asked) == (2 * 3 + 2 * 5 if queues else 0)
+  for one in asked:
+    assert one.calls == 4 and len(one.keys) == 1
+    if one.follows is not None:
+      before = engine.requests[one.follows[0]]
+      assert one.ids[: len(before.ids)] == before.ids
+      assert len(one.ids) > len(before.ids) + 2
+  assert sum(one.follows is None for one in asked) == (4 if queues else 0)
+  kept = range(len(engine.requests)) if queues else []
+  assert sorted(engine.forgotten) == [*kept]
+
+
+def test_the_first_turns_are_asked_as_single_answers_are(queues):
+  # With episodes of a single turn so too if others are asked at once.
+  engine, prompts, _ = play(guessing, **({'turns': 1} if queues else {}))
   wanted = engines.requests(prompts, [7, 9], 2, SAMPLING, 12, 1, 4)
   for found, one in zip(engine.requests, wanted):
     np.testing.assert_array_equal(found.keys, one.keys)
     assert list(found.ids) == one.ids and found.limit == one.limit
+  if queues:
+    assert len(engine.requests) == 2
+    return
   # Later each is alone, and rounds have one size.
   later = engine.requests[2:]
   assert {len(one.keys) for one in later} == {1} and len(later) == 4 * 4
@@ -182,10 +209,11 @@ def test_what_was_away_begins_again_with_the_same_keys():
     return float(len(reply.text))
 
   engine, _, ((one, _),) = play(away, records=RECORDS[:1])
-  assert one.reward == 1 and len({*begun}) == 1 and len(begun) == 4
+  # Of the two, one or both have been away twice by then.
+  assert one.reward == 1 and len({*begun}) == 1 and 3 <= len(begun) <= 4
   asked = [x for x in engine.requests if x.limit > 1]
-  keys = [x.keys.tolist() for x in asked]
-  assert keys[0] == keys[-1]
+  keys = [tuple(key) for x in asked for key in x.keys.tolist()]
+  assert len(keys) == len(begun) and len({*keys}) == 2
   assert one.episode.chosen.sum() == 2  # of the last try alone
 
 
@@ -384,6 +412,9 @@ class Scripted:
   def wait(self):
     return self.rounds.pop(0)
 
+  def news(self, secs=0.0):
+    return self.rounds.pop(0) if self.rounds else []
+
   def answer(self, episode, context, reply):
     self.answered.append((episode, context))
 
@@ -392,7 +423,7 @@ class Scripted:
 
 
 def scripted(player, group, tokenizer=TOKENIZER, answer=counting):
-  engine = FakeEngine(answer, engines.Capabilities(entropy=True))
+  engine = FakeEngine(answer, FakeEngine.usual)
   engine.load(None, 3)
   prompts, played = play_lib.play(
     RECORDS[:1], [7], engine, tokenizer, player, HERMES, SAMPLING, LIMITS,
@@ -410,7 +441,25 @@ def done(episode):
   return events.Done(episode, 1.0, 0, 0, 0, 0.0)
 
 
-def test_a_call_of_a_try_before_is_not_drawn():
+def test_what_is_drawn_for_a_try_before_is_left_out():
+  player = Scripted(
+    [say(0, 'first'), say(1, 'other')],
+    # Asked at once, the other one is answered by now, and this one not yet.
+    [events.Failed(0, 'away', unavailable=True)],
+    [],
+    [say(0, 'first again')],
+    [],
+    [done(0), done(1)],
+  )
+  engine, played = scripted(player, 2)
+  for one, text in zip(played, ['first again', 'other']):
+    assert [m['content'] for m in one.account.messages] == [text, '1']
+    assert one.account.turns == 1
+  asked = [n for n, one in enumerate(engine.requests) if one.calls]
+  assert sorted(engine.forgotten) == asked
+
+
+def test_a_call_of_a_try_before_is_not_drawn(queues):
   """One begins again while the call of another one waits."""
   player = Scripted(
     [say(0, 'first'), events.Failed(1, 'away', unavailable=True)],
@@ -420,7 +469,8 @@ def test_a_call_of_a_try_before_is_not_drawn():
     [done(0), done(1)],
   )
   engine, played = scripted(player, 2)
-  assert player.begun == [0, 1, 1, 0] and len(player.answered) == 2
+  assert player.begun == [0, 1, 1, 0]
+  assert len(player.answered) == (3 if queues else 2)
   for one, text in zip(played, ['first again', 'second']):
     assert [m['content'] for m in one.account.messages][0] == text
     assert one.account.turns == 1
