@@ -117,6 +117,8 @@ class LocalEngine:
     """See `Engine`."""
     if self._queue is not None:
       self._queue.forget(request)
+      if self._queue.is_empty:
+        self._queue = None  # the learner needs the memory
 
   @property
   def counts(self) -> pools.Counts:

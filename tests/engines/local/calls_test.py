@@ -180,10 +180,17 @@ def test_a_turn_reads_only_what_is_new():
 
 
 def test_nothing_is_kept_of_what_is_forgotten(reference):
-  made, *_ = reference
-  assert made._queue.is_empty and not made._queue._prompts
-  for pool in made._queue._pools.values():
-    assert not any(pool.contexts)
+  made, asked, *_ = reference
+  assert made._queue is None  # not its caches either
+  numbers = [made.submit(one._replace(follows=None)) for one in asked[:3]]
+  assert [len(turn) for turn in made.completed()]
+  queue = made._queue
+  made.forget(numbers[0])
+  assert sum(map(any, (pool.contexts for pool in queue._pools.values())))
+  for number in numbers[1:]:
+    made.forget(number)
+  assert made._queue is None and not queue._prompts
+  assert not any(any(pool.contexts) for pool in queue._pools.values())
 
 
 def test_a_second_tree_compiles_nothing(reference):
@@ -225,6 +232,7 @@ def test_calls_that_cannot_be_drawn_are_refused(reference):
   with pytest.raises(ValueError, match='largest bucket is 72'):
     made.submit(asked[0]._replace(ids=[5] * 70))
   assert not made._queue.live
+  made._queue = None
 
 
 @pytest.mark.parametrize('tensor', [1, 2, 4, 8])
