@@ -10,10 +10,10 @@ Before each problem the model reads one that is worked, with its call. That
 teaches it how to call, but in most problems it counts by itself, in vain, or
 copies numbers of the worked one. The reward is that of the right answer alone.
 
-On two cores, four rollouts take 309 seconds and 4.8 GiB. Below is
-the share of right answers: of 32 held-out problems before and after (greedy),
-and of the 24 episodes of each rollout. All of them are the result of a call,
-which `reward/calculator:used` tells in the metrics.
+On two cores, four rollouts take 309 seconds and 4.8 GiB. Below is the share of
+right answers: of 32 held-out problems before and after (greedy), and of the 24
+episodes of each rollout. All of them are the result of a call, which
+`reward/calculator:used` tells in the metrics.
 
   seed               before   1      2      3      4      after
   0                  .375     .083   .417   .708   .708   .938

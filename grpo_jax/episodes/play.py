@@ -211,7 +211,7 @@ class _Asking:
     self._opened = tokenizer.opens_reasoning()
     added = tokenizer.backend.get_added_tokens_decoder().values()
     self._special = [token.content for token in added]
-    self._ended: set[int] = set()  # of which it was told
+    self._told_over: set[int] = set()  # episodes
     # What episodes are told, and say, is often the same.
     self._encoded: dict[str, np.ndarray] = {}
     self._turns: dict[tuple[bytes, bool], tuple[str, formats.Parsed]] = {}
@@ -231,7 +231,7 @@ class _Asking:
       over = {one.episode for one in news if isinstance(one, _OVER)}
       # Of the try before, or of a fork that nobody waits for any more.
       for call in [call for call in calls if call.number in over]:
-        self._drop(call)
+        self._settle(call)
         calls.remove(call)
       calls += self._heard(news)
     return sorted(calls, key=lambda call: call.number)
@@ -253,9 +253,9 @@ class _Asking:
     over = [
       number
       for number, one in self._live.items()
-      if one.is_over and not one.waiting and number not in self._ended
+      if one.is_over and not one.waiting and number not in self._told_over
     ]
-    self._ended.update(over)
+    self._told_over.update(over)
     nothing, key = np.zeros(0, np.int32), np.zeros(2, np.uint32)
     return [Call(number, 0, nothing, key, 0, False) for number in over]
 
@@ -276,8 +276,8 @@ class _Asking:
     ]
     return [call for call in calls if call is not None]
 
-  def _drop(self, call: Call) -> None:
-    """A turn that was asked for, and will not be drawn."""
+  def _settle(self, call: Call) -> None:
+    """A turn is under way no longer."""
     one = self._live[call.number]
     one.asked -= call.limit
     one.waiting -= 1
@@ -413,7 +413,7 @@ class _Asking:
     one = self._live.get(call.number)
     if one is None or one.attempt != call.attempt:
       return
-    self._drop(call)
+    self._settle(call)
     tools = one.tools.get(call.context, ())
     cut = sampled.finish == engines.TRUNCATED
     text, parsed = self._parsed(sampled.ids, cut, tools)

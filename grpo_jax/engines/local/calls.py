@@ -19,7 +19,9 @@ functions of the ids.
 from collections.abc import Callable
 from collections.abc import Sequence
 import functools
+import itertools
 import math
+import operator
 from typing import Any
 
 import jax
@@ -89,9 +91,15 @@ class Queue:
   @property
   def live(self) -> bool:
     """Whether something waits or is drawn."""
-    return bool(self._waiting) or any(
-      pool.drawn_on for pool in self._pools.values()
+    return bool(self._waiting) or self._draws
+
+  @property
+  def _draws(self) -> bool:
+    """Whether something is drawn."""
+    every = itertools.chain.from_iterable(
+      pool.contexts for pool in self._pools.values()
     )
+    return any(one is not None and one.turn is not None for one in every)
 
   @property
   def is_empty(self) -> bool:
@@ -128,15 +136,16 @@ class Queue:
 
   def forget(self, number: int) -> None:
     """Nothing will follow a request that has finished."""
-    for key in [key for key in self._contexts if key[0] == number]:
-      context, _ = self._contexts.pop(key)
+    for place in itertools.count():
+      if (number, place) not in self._contexts:
+        return
+      context, _ = self._contexts.pop((number, place))
       context.users -= 1
-      if not context.users and context.turn is None:
+      if not context.users:
         self._pools[context.width].release(context)
         context.parked = None
-        self._prompts = {
-          ids: one for ids, one in self._prompts.items() if one is not context
-        }
+        if context.prompt is not None:
+          del self._prompts[context.prompt]
 
   @staticmethod
   def _length(request: Request) -> int:
@@ -160,9 +169,8 @@ class Queue:
     choices = next_token.choices_of(
       [turn.request.sampling], self._model.config.vocab_size
     )
-    if any(pool.drawn_on for pool in self._pools.values()):
-      if choices != self._choices:
-        return False  # one program draws all rows
+    if choices != self._choices and self._draws:
+      return False  # one program draws all rows
     source, shared = self._source(turn)
     if source is not None and source.read < shared:
       return False  # it is read just now
@@ -192,8 +200,9 @@ class Queue:
     context.ids, context.read, context.turn = turn.ids, shared, turn
     context.users += 1
     self.counts.new += len(turn.ids) - shared - 1
-    if turn.request.follows is None:
-      self._prompts.setdefault(turn.ids[:-1].tobytes(), context)
+    prompt = turn.ids[:-1].tobytes()
+    if turn.request.follows is None and prompt not in self._prompts:
+      self._prompts[prompt], context.prompt = context, prompt
     return True
 
   def _source(self, turn: Turn) -> tuple[Context | None, int]:
@@ -311,13 +320,12 @@ class Queue:
     )
     drawn, age, ended = host_arrays.to_host((drawn, after.age, after.ended))
     new = age - turns.age
-    self.counts.drawn += int(new.sum())
-    self.counts.places += int(new.max()) * self.rows
     over = []
     for context in pool.drawn_on:
       row, turn = context.row, context.turn
       assert row is not None and turn is not None
-      turn.drawn.append(jax.tree.map(lambda x: x[row, : new[row]], drawn))  # noqa: B023
+      own = operator.itemgetter((row, slice(new[row])))
+      turn.drawn.append(jax.tree.map(own, drawn))
       turn.age = int(age[row])
       if (one := self._finished(turn, bool(ended[row]))) is not None:
         over.append(one)

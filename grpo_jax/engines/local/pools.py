@@ -52,7 +52,9 @@ class Context:
     row: Of its pool; None while it is parked.
     parked: Its cache on the host, while it has no row.
     turn: What is drawn behind it; None while it waits.
-    users: How many calls may be followed from it.
+    users: How many calls may be followed from it, with the one that is drawn.
+    prompt: The bytes of the ids by which calls that follow none find it; None
+      if they do not.
     waits_since: When its last turn ended, in turns of the queue.
   """
 
@@ -63,6 +65,7 @@ class Context:
   parked: Any = None
   turn: Turn | None = None
   users: int = 0
+  prompt: bytes | None = None
   waits_since: int = 0
 
 
@@ -73,16 +76,11 @@ class Counts:
   Attributes:
     new: Tokens of calls that were new in their contexts.
     read: Tokens that were read, so that the model has computed them.
-    drawn: Tokens that were drawn.
-    places: Tokens that could have been drawn in the same time: rows of all
-      pools that were drawn on, times steps.
     parked: How often a row was moved to the host.
   """
 
   new: int = 0
   read: int = 0
-  drawn: int = 0
-  places: int = 0
   parked: int = 0
 
 
