@@ -81,7 +81,7 @@ class Programs:
   mesh: jax.sharding.Mesh | None = None
   choices: Choices = Choices()
 
-  def read(
+  def read_contexts(
     self, params, cache: Any, rows: Array, tokens: Array, start: Array,
     count: Array,
   ) -> Any:  # fmt: skip
@@ -100,7 +100,8 @@ class Programs:
       The caches.
     """
     positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
-    _, cache, _ = self._hidden(
+    _, cache, _ = sampler.read_hidden(
+      self.model,
       params,
       tokens,
       positions,
@@ -109,14 +110,14 @@ class Programs:
     )
     return self._placed(cache)
 
-  def decode(
+  def decode_contexts(
     self, params, cache: Any, turns: Turns, limit: Array, floor: Array
   ) -> tuple[Any, Turns, sampler.Drawn]:
     """Draws token after token for every row that has not ended.
 
     Args:
       params: What `sampler_params` returned.
-      cache: See `read`.
+      cache: See `read_contexts`.
       turns: What is drawn.
       limit: i32[], how many tokens to draw per row, at most `STEPS`.
       floor: i32[]; decoding stops when no more rows than this go on.
@@ -148,7 +149,8 @@ class Programs:
     def body(carry):
       step, cache, rows, drawn = carry
       alive = (~rows.ended).astype(jnp.int32)
-      hidden, cache, routing = self._hidden(
+      hidden, cache, routing = sampler.read_hidden(
+        self.model,
         params,
         rows.last[:, None],
         rows.place[:, None],
@@ -175,16 +177,16 @@ class Programs:
     )
     return cache, turns, drawn
 
-  def pick(self, cache: Any, row: Array) -> Any:
+  def pick_context(self, cache: Any, row: Array) -> Any:
     """The cache of one row, f[1,...] for each layer, on every data shard."""
     return jax.tree.map(lambda x: sharding.pick_row(x, row), cache)
 
-  def place(self, cache: Any, one: Any, row: Array) -> Any:
+  def place_context(self, cache: Any, one: Any, row: Array) -> Any:
     """The caches of a pool with that of one row in its place.
 
     Args:
       cache: Of the pool.
-      one: What `pick` returned, with as many places as the pool has, or fewer.
+      one: From `pick_context`, with as many places as the pool has, or fewer.
       row: i32[], which row of the pool.
     """
 
@@ -203,51 +205,37 @@ class Programs:
       places: `M`.
     """
 
-    def read(params, tokens):
-      # Portable, because a kernel does not take every shape.
-      over = attention.over_prompts(jnp.ones(1, jnp.int32), 'xla')
-      return self._hidden(params, tokens, jnp.zeros_like(tokens), over)[1]
-
-    with sharding.use(self.mesh):
-      one = jax.eval_shape(read, params, jnp.zeros((1, 1), jnp.int32))
+    # Traced once: a run makes its pools anew for each rollout.
+    token = jax.ShapeDtypeStruct((1, 1), np.int32)
+    one = _shortest.eval_shape(self, params, token)
 
     def whole(x, axis, portable_axis):
-      heads = [n for n in x.shape[1:]]
-      del heads[portable_axis - 1]
-      heads.insert(axis - 1, places)
-      return jax.ShapeDtypeStruct((rows, *heads), x.dtype)
+      shape = [*x.shape]
+      del shape[portable_axis]
+      shape.insert(axis, places)
+      return jax.ShapeDtypeStruct((rows, *shape[1:]), x.dtype)
 
     portable = attention.cache_axes('xla').positions
-    with sharding.use(self.mesh):
-      axes = self._axes.positions
+    axes = self._axes.positions
     return [tuple(map(whole, layer, axes, portable)) for layer in one]
 
   def empty(self, params, rows: int, places: int) -> Any:
     """Caches of a pool, on the devices; see `shapes`."""
-    shapes = self.shapes(params, rows, places)
+    axis = self._axes.heads
 
-    def zeros():
-      return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-    with sharding.use(self.mesh):
-      if self.mesh is None:
-        return zeros()
-      heads = self._axes.heads
-      mesh = self.mesh
-      at = jax.tree.map(
-        lambda x: jax.sharding.NamedSharding(
-          mesh, sharding.cache_spec(mesh, x.shape, heads)
-        ),
-        shapes,
+    def zeros(x):
+      place = self.mesh and jax.sharding.NamedSharding(
+        self.mesh, sharding.cache_spec(self.mesh, x.shape, axis)
       )
-    return jax.jit(zeros, out_shardings=at)()
+      return jnp.zeros(x.shape, x.dtype, device=place)
 
-  def _hidden(self, *given):
-    """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
-    if not self.model.routes:
-      return *self.model.hidden(*given), None
-    hidden, cache, routed = self.model.hidden_routed(*given)
-    return hidden, cache, routed.code
+    return jax.tree.map(zeros, self.shapes(params, rows, places))
+
+  def shortest_cache(self, params, tokens: Array) -> Any:
+    """The cache of few tokens; portable, as a kernel may not take so few."""
+    over = attention.over_prompts(jnp.ones(1, jnp.int32), 'xla')
+    positions = jnp.zeros_like(tokens)
+    return sampler.read_hidden(self.model, params, tokens, positions, over)[1]
 
   def _placed(self, cache: Any) -> Any:
     heads = self._axes.heads
@@ -255,27 +243,12 @@ class Programs:
 
   @property
   def _axes(self) -> attention.CacheAxes:
-    return attention.cache_axes(self.model.config.attention)
+    platform = sharding.platform(self.mesh)
+    return attention.cache_axes(self.model.config.attention, platform)
 
 
-def _compiled(name: str, donated: tuple[int, ...]):
-  """A method of `Programs` as a jitted function, which may take its caches."""
-
-  def call(programs, *args):
-    with sharding.use(programs.mesh):
-      return getattr(programs, name)(*args)
-
-  call.__name__ = f'{name}_calls'
-  return jax.jit(
-    call,
-    static_argnums=(0,),
-    donate_argnums=donated,
-    # As those of `sampler`.
-    compiler_options=sharding.COMPILER_OPTIONS,
-  )
-
-
-read = _compiled('read', (2,))
-decode = _compiled('decode', (2,))
-pick = _compiled('pick', ())
-place = _compiled('place', (1,))
+read = sampler.compiled('read_contexts', donated=(2,))
+decode = sampler.compiled('decode_contexts', donated=(2,))
+pick = sampler.compiled('pick_context')
+place = sampler.compiled('place_context', donated=(1,))
+_shortest = sampler.compiled('shortest_cache')

@@ -148,7 +148,8 @@ class Sampler:
     """
     number, width = prompts.tokens.shape
     positions = jnp.broadcast_to(jnp.arange(width), (number, width))
-    hidden, cache, routing = self._hidden(
+    hidden, cache, routing = read_hidden(
+      self.model,
       params,
       prompts.tokens,
       positions,
@@ -219,7 +220,8 @@ class Sampler:
 
     def body(carry):
       step, rows, drawn = carry
-      hidden, caches, routing = self._hidden(
+      hidden, caches, routing = read_hidden(
+        self.model,
         params,
         rows.last[:, None],
         (prompt_length + rows.age - 1)[:, None],  # where `last` stands
@@ -364,13 +366,6 @@ class Sampler:
     """Whether the model says which experts it chose."""
     return self.model.routes
 
-  def _hidden(self, *given):
-    """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
-    if not self.routes:
-      return *self.model.hidden(*given), None
-    hidden, cache, routed = self.model.hidden_routed(*given)
-    return hidden, cache, routed.code
-
   @property
   def _axes(self) -> attention.CacheAxes:
     """The order of axes in a cache."""
@@ -380,6 +375,14 @@ class Sampler:
     """The length of each row's prompt, i32[B]."""
     width = rows.last.shape[0] // rows.prompt_length.shape[0]
     return jnp.repeat(rows.prompt_length, width)
+
+
+def read_hidden(model: models.Layered, *given) -> tuple[Array, Any, Any]:
+  """`hidden` of the model, and the code i32[B,Q] of its experts if any."""
+  if not model.routes:
+    return *model.hidden(*given), None
+  hidden, cache, routed = model.hidden_routed(*given)
+  return hidden, cache, routed.code
 
 
 def _by_rows(drawn: Drawn) -> Drawn:
@@ -437,18 +440,20 @@ def draw(
   return rows, drawn
 
 
-def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
-  """A method of `Sampler` as a jitted function.
+def compiled(
+  name: str, static: tuple[int, ...] = (), donated: tuple[int, ...] = ()
+):
+  """A method of `Sampler`, or of what has a mesh, as a jitted function.
 
   Args:
     name: The method's name.
-    static: Positions of the static arguments besides the sampler, which is 0.
+    static: Positions of the static arguments besides its object, which is 0.
     donated: Positions of the arguments whose memory the result may take.
   """
 
-  def call(sampler, *args):
-    with sharding.use(sampler.mesh):
-      return getattr(sampler, name)(*args)
+  def call(owner, *args):
+    with sharding.use(owner.mesh):
+      return getattr(owner, name)(*args)
 
   call.__name__ = name
   return jax.jit(
@@ -461,8 +466,8 @@ def _compiled(name: str, static: tuple[int, ...], donated: tuple[int, ...]):
   )
 
 
-prefill = _compiled('prefill', static=(3,), donated=())
+prefill = compiled('prefill', static=(3,))
 # Donated, so that decoding writes into its own caches and needs no second set.
-decode = _compiled('decode', static=(), donated=(2,))
+decode = compiled('decode', donated=(2,))
 # Rows that change places cannot be written into the arrays they are read from.
-regroup = _compiled('regroup', static=(4,), donated=())
+regroup = compiled('regroup', static=(4,))
