@@ -77,7 +77,7 @@ class PlainEngine:
   @property
   def capabilities(self) -> Capabilities:
     """See `Engine`."""
-    return Capabilities(entropy=True)
+    return Capabilities(entropy=True, rows=self.max_rows)
 
   def load(self, params: Any, version: int) -> None:
     """Takes the learner's parameters; see `Engine`."""

@@ -149,6 +149,9 @@ class Sampled(NamedTuple):
       chose, see `models.experts`; see `Capabilities`.
     holder: The process that knows the completion, if not all of them do. In the
       others t is 0, and `finish` does not count.
+    read: How many ids of its request were computed for it, because no cache had
+      them; None: nobody has counted.
+    parked: Whether the cache that it goes on with had been moved to the host.
   """
 
   request: int
@@ -161,6 +164,8 @@ class Sampled(NamedTuple):
   entropy: np.ndarray | None = None
   routing: np.ndarray | None = None
   holder: int | None = None
+  read: int | None = None
+  parked: bool = False
 
   @property
   def is_here(self) -> bool:
@@ -179,6 +184,7 @@ class Capabilities(NamedTuple):
       requests alone; see `Sampled.holder`.
     queues: Whether what is drawn for a request with `calls` depends on neither
       when it comes nor what is beside it.
+    rows: How many completions it draws at once, at most; 0: any number.
   """
 
   filters: bool = True
@@ -186,6 +192,7 @@ class Capabilities(NamedTuple):
   routing: bool = False
   shares: bool = False
   queues: bool = False
+  rows: int = 0
 
 
 class Engine(Protocol):

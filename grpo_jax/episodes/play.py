@@ -31,6 +31,7 @@ from grpo_jax.environments.base import Reply
 from grpo_jax.episodes import history
 from grpo_jax.episodes import meeting as meeting_lib
 from grpo_jax.episodes import transcript as transcript_lib
+from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.meeting import Call
 from grpo_jax.episodes.transcript import Path
 from grpo_jax.episodes.transcript import Transcript
@@ -133,6 +134,7 @@ def play(
   check: Callable[[], None] = lambda: None,
   hosts: meeting_lib.Hosts = meeting_lib.ALONE,
   renders: bool = False,
+  use: EngineUse | None = None,
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """Plays G episodes of each of P records.
 
@@ -159,6 +161,7 @@ def play(
       The engine must give all of them all that it draws.
     renders: Whether each turn reads the whole chat as the template writes it
       then, in the place of what it has read and sampled and what is new.
+    use: Is told how the engine is used.
 
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
@@ -179,14 +182,17 @@ def play(
       player.begin(begin)
   asking = _Asking(live, tokenizer, player, call_format, limits, renders)
   meeting, number = meeting_lib.Meeting(hosts), len(records) * group
+  use = use or EngineUse()
+  use.begin(engine, number)
   if engine.capabilities.queues and limits.turns > 1:
-    _play_at_once(asking, meeting, engine, number, sampling, check)
+    _play_at_once(asking, meeting, engine, number, sampling, check, use)
   else:
     while calls := meeting.calls(asking.asked):
-      drawn = _drawn(engine, calls, number, sampling, group, check)
+      drawn = _drawn(engine, calls, number, sampling, group, check, use)
       for call, one in zip(calls, drawn, strict=True):
         meeting.note(call, one)
         asking.answer(call, one)
+  use.note(0, 0)
   grouped = functools.partial(
     _grouped, live, group, sampling, limits.prompt_tokens
   )
@@ -504,9 +510,11 @@ def _play_at_once(
   number: int,
   sampling: engines.Sampling,
   check: Callable[[], None],
+  use: EngineUse,
 ) -> None:
   """Draws what is asked for when it comes, until all episodes are over."""
   under_way: dict[int, Call] = {}
+  live = number
   known: dict[int, list[int]] = {}  # by episodes, what the engine keeps
   turns = engine.completed()
   try:
@@ -519,6 +527,7 @@ def _play_at_once(
       check()
       for call in calls:
         if not call.limit:
+          live -= 1
           for place in known.pop(call.number, ()):
             engine.forget(place)
           continue
@@ -527,17 +536,20 @@ def _play_at_once(
         place = engine.submit(request._replace(calls=number, follows=follows))
         under_way[place] = call
         known.setdefault(call.number, [])
+      use.note(live, len(under_way))
       if (turn := next(turns, None)) is None:
         turns = engine.completed()
         continue
       for one in turn:
         call = under_way.pop(one.request)
+        use.drew(call, one.read, one.parked)
         meeting.note(call, one)
         asking.answer(call, one)
         if call.number in known:
           known[call.number].append(one.request)
         else:  # of a try before; it is over
           engine.forget(one.request)
+      use.note(live, len(under_way))
   finally:
     turns.close()  # gives up what is under way
 
@@ -549,6 +561,7 @@ def _drawn(
   sampling: engines.Sampling,
   group: int,
   check: Callable[[], None],
+  use: EngineUse,
 ) -> list[engines.Sampled]:
   """What the engine draws for calls, in their order.
 
@@ -569,11 +582,22 @@ def _drawn(
   if any(len(one.keys) == 1 for one in asked):
     blank = asked[0]._replace(keys=asked[0].keys[:1], limit=1)
     asked += [blank] * (number - len(asked))
+  # An episode that is over asks nothing.
+  live, left = len({call.number for call in calls}), len(calls)
+
+  def finished(p, _):
+    nonlocal left
+    left -= p < len(places)  # no blank
+    use.note(live, left)
+
   found: list[Any] = [None] * len(calls)
-  sampled = engines.generate(engine, asked, check=check)
+  use.note(live, left)
+  sampled = engines.generate(engine, asked, finished, check)
   for part, drawn in zip(places, sampled):
     for n, one in zip(part, drawn, strict=True):
       found[n] = one
+      # What a group reads is read once.
+      use.drew(calls[n], None if n == part[0] else 0)
   return found
 
 

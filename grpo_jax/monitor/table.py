@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, Row]] = {
   'episodes': {
     'turns_mean': Row('turns of an episode'),
     'turns_max': Row('most turns', '', 1),
+    'branches': Row('branches of an episode', '', 1, if_any=True),
     'episode_tokens': Row('tokens of the policy', 'tokens', 1),
     'context_share': Row('not by the policy', '%', 1),
     'tool_calls': Row('calls of tools', '', 1),
@@ -115,6 +116,9 @@ GROUPS: dict[str, dict[str, Row]] = {
     'left_out': Row('micro-batches left out', '%', if_any=True),
     'step_secs': Row('one rollout', 'seconds'),
     'judge_secs': Row('waiting for judges', 'seconds', 2),
+    'engine_idle_share': Row('rows without a turn', '%', 1),
+    'engine_read_share': Row('context read anew', '%', 2),
+    'engine_parked_share': Row('caches from the host', '%', 2, if_any=True),
     'ahead_wait_secs': Row('waiting for the rollout', 'seconds', 2),
     'mfu_sample': Row('peak FLOP/s in sampling', '%', 1),
     'mfu_learn': Row('peak FLOP/s in learning', '%', 1),

@@ -84,7 +84,8 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
     - Over all episodes: `env_failed`, the share that has failed, and
       `ended/<reason>`, the share that has ended for each of the other reasons
       in `ENDS`; all of them together are 1.
-    - Over those that have not failed: `turns_mean` and `turns_max`;
+    - Over those that have not failed: `turns_mean` and `turns_max`; `branches`,
+      how often tokens follow another place than the one before, a mean;
       `episode_tokens`, how many tokens the policy wrote, a mean;
       `context_share`, the share of their tokens, those of their prompts
       included, that it did not write; `tool_calls`, `tool_errors` and
@@ -112,6 +113,7 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
   found |= {
     'turns_mean': np.mean(turns),
     'turns_max': np.max(turns),
+    'branches': np.mean(_branches(rollout).reshape(-1)[whole]),
     'episode_tokens': np.mean(drawn),
     'context_share': 1 - drawn.sum() / size,
   }
@@ -121,6 +123,15 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
   if len(secs := secs[np.isfinite(secs)]):
     found |= {'env_secs_p50': np.median(secs), 'env_secs_max': secs.max()}
   return {name: float(value) for name, value in found.items()}
+
+
+def _branches(rollout: Rollout) -> np.ndarray:
+  """i64[P,G], in how many places tokens do not follow the one before."""
+  if rollout.previous is None:
+    return np.zeros(rollout.length.shape, np.int64)
+  place = np.arange(rollout.previous.shape[-1])
+  inside = place < rollout.length[..., None]
+  return (inside & (rollout.previous != place - 1)).sum(-1)
 
 
 def failed_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:

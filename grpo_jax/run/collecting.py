@@ -12,6 +12,7 @@ from grpo_jax.environments import sessions
 from grpo_jax.episodes import meeting
 from grpo_jax.episodes import playing
 from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.run.build import build
 from grpo_jax.run.build import environment as build_environment
@@ -31,6 +32,7 @@ def collect(
   player: sessions.Player | None = None,
   check: Callable[[], None] = lambda: None,
   hosts: meeting.Hosts = meeting.ALONE,
+  use: EngineUse | None = None,
 ) -> Rollout:
   """A group of completions or episodes of each record.
 
@@ -48,6 +50,7 @@ def collect(
     player: Plays episodes, if the run has an environment.
     check: See `rollout.collect`.
     hosts: The processes that play; see `play.play`.
+    use: Likewise.
   """
   spec, buckets = run.environment, run.data.completion_buckets
   if spec is None:
@@ -82,6 +85,7 @@ def collect(
     purpose=purpose,
     check=check,
     hosts=hosts,
+    use=use,
   )
   return playing.collect(
     records, play, run.tokenizer, rewards, buckets, judging, workers

@@ -14,6 +14,7 @@ import numpy as np
 
 from grpo_jax import engines
 from grpo_jax.episodes import rollout as rollout_lib
+from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import speed
 from grpo_jax.learner.updates import Updater
@@ -94,6 +95,7 @@ def _load(run: build.Run, updater: Updater, params: Any, version: int) -> None:
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the policy of the engine and judged."""
   spec, waited, secs, number = run.draw, 0.0, 0.0, 0
+  use = EngineUse()
 
   def judging(judge, episodes):
     nonlocal waited, secs, number
@@ -106,7 +108,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
 
   def collect(records):
     rollout = _collected(
-      run, records, run.sampling, spec.group, step, 'sample', judging
+      run, records, run.sampling, spec.group, step, 'sample', judging, use
     )
     rollout = turn_fields.with_turns(rollout, run.turns)
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
@@ -129,7 +131,7 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   )
   if secs:  # a rollout may consist of what was drawn before
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
-  return rollout, prompt_state, counts
+  return rollout, prompt_state, counts | use.metrics()
 
 
 def first(run: build.Run) -> Rollout:
@@ -199,6 +201,7 @@ def _collected(
   step: int,
   purpose: str,
   judging: rollout_lib.Judging,
+  use: EngineUse | None = None,
 ) -> Rollout:
   """Completions or episodes of some records by the engine of a run, judged."""
   return collecting.collect(
@@ -215,4 +218,5 @@ def _collected(
     run.player,
     run.check,
     run.hosts,
+    use,
   )

@@ -141,6 +141,7 @@ def test_metrics_count_what_happened(rollout):
   assert found == {
     'turns_mean': pytest.approx(10 / 3),
     'turns_max': 4,
+    'branches': pytest.approx(1 / 3),  # one has a fork
     'episode_tokens': pytest.approx(20 / 3),
     'context_share': pytest.approx(1 - drawn.sum() / whole.sum()),
     'tool_calls': 0,

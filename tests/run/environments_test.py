@@ -114,6 +114,15 @@ def test_turns_are_trained_and_what_is_said_to_them_is_not(whole):
     assert (drawn < rollout.length)[several].all()
 
 
+def test_metrics_tell_how_the_engine_was_used(whole):
+  first, *records = runs.records(whole[0])
+  assert len(records) == 2 and 'engine_read_share' not in first
+  for record in records:
+    assert 0 <= record['engine_idle_share'] < 1
+    assert 0 < record['engine_read_share'] < 0.9  # the rest was in caches
+    assert record['engine_parked_share'] == record['branches'] == 0
+
+
 def test_killed_among_episodes_it_goes_on(words, whole, tmp_path, monkeypatch):
   """At the fifth answer in the second rollout."""
   real, learn, left = sessions.Player.answer, learning.learn, []

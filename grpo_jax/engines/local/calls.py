@@ -193,13 +193,14 @@ class Queue:
       cache = None
       if source is not None and shared:
         cache = source.parked
+        turn.parked = cache is not None
         if cache is None:
           cache = self._pools[source.width].copy(source)
       pool.seat(context, row, cache)
     self._choices = choices
     context.ids, context.read, context.turn = turn.ids, shared, turn
     context.users += 1
-    self.counts.new += len(turn.ids) - shared - 1
+    turn.read = len(turn.ids) - shared
     prompt = turn.ids[:-1].tobytes()
     if turn.request.follows is None and prompt not in self._prompts:
       self._prompts[prompt], context.prompt = context, prompt
@@ -352,6 +353,8 @@ class Queue:
       finish=finish,
       entropy=one.entropy,
       routing=one.routing,
+      read=turn.read,
+      parked=turn.parked,
     )
 
   def _keep(self, context: Context, turn: Turn, one: Sampled) -> None:

@@ -87,6 +87,7 @@ class LocalEngine:
       routing=self.model.routes,
       shares=self.shares,
       queues=not self.shares,
+      rows=self.max_rows,
     )
 
   def load(self, params: Any, version: int) -> None:

@@ -26,6 +26,8 @@ class Turn:
     ids: i32[n], of the request.
     drawn: What each call of the devices has drawn of it, `Drawn` [c].
     age: How many tokens that are.
+    read: See `Sampled`.
+    parked: Likewise.
   """
 
   number: int
@@ -34,6 +36,8 @@ class Turn:
   ids: np.ndarray
   drawn: list[Any] = dataclasses.field(default_factory=list)
   age: int = 0
+  read: int = 0
+  parked: bool = False
 
   @property
   def last(self) -> int:
@@ -74,12 +78,10 @@ class Counts:
   """What a queue has done; see `LocalEngine.counts`.
 
   Attributes:
-    new: Tokens of calls that were new in their contexts.
     read: Tokens that were read, so that the model has computed them.
     parked: How often a row was moved to the host.
   """
 
-  new: int = 0
   read: int = 0
   parked: int = 0
 

@@ -152,6 +152,10 @@ _MEANINGS = {
   'truncated': 'Share of the completions that were cut at the token limit.',
   'turns_mean': 'Mean number of turns of the policy in an episode.',
   'turns_max': 'Most turns of the policy in an episode.',
+  'branches': (
+    'Mean number of times that an episode goes on behind an earlier place: in '
+    'a fork, or where the chat is written otherwise than it was read.'
+  ),
   'episode_tokens': (
     'Mean number of tokens that the policy writes in an episode.'
   ),
@@ -309,6 +313,19 @@ _MEANINGS = {
   ),
   'step_secs': 'Sampling, judging and learning of a rollout.',
   'judge_secs': 'How long a rollout waits for its judges.',
+  'engine_idle_share': (
+    'Share of the time of rows, as many as there are episodes that are not '
+    'over, in which they draw no turn: they wait for environments, or in '
+    'rounds for other turns.'
+  ),
+  'engine_read_share': (
+    'Share of the tokens before turns that are computed for them; the others '
+    'are in the cache of the turn before, or of the group.'
+  ),
+  'engine_parked_share': (
+    'Share of the turns whose cache was moved to the memory of the host while '
+    'the environment worked, because others needed the row.'
+  ),
   'ahead_wait_secs': 'How long updates wait for a rollout drawn ahead.',
   'mfu_sample': 'FLOP/s that the model needs over what the devices could do.',
   'mfu_learn': 'FLOP/s that the model needs over what the devices could do.',
@@ -326,6 +343,9 @@ _MORE = {
   'heldout_judged': monitor.Row('held-out problems judged', '#'),
   'truncated': monitor.Row('share cut at the token limit', '%'),
   'turns_mean': monitor.Row('turns of an episode'),
+  'engine_idle_share': monitor.Row('share of the time of idle rows', '%'),
+  'engine_read_share': monitor.Row('share of contexts read anew', '%'),
+  'engine_parked_share': monitor.Row('share of turns back from the host', '%'),
   'episode_tokens': monitor.Row('tokens of the policy in an episode', 'tokens'),
   'context_share': monitor.Row('share not written by the policy', '%'),
   'tool_calls': monitor.Row('calls of tools in an episode'),

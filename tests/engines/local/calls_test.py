@@ -155,6 +155,7 @@ def test_what_waits_without_a_row_is_parked_and_comes_back_unchanged():
   for seed in range(4):
     assert bits(draw(made, shuffled(seed))[1]) == expected
   assert made.counts.parked > 4
+  assert sum(one.parked for one in draw(made)[1]) > 1
 
 
 def test_a_turn_reads_only_what_is_new():
@@ -177,6 +178,12 @@ def test_a_turn_reads_only_what_is_new():
   context = len(prompt) + 4 * (turns - 1) * len(new)
   whole = sum(len(prompt) + n * (6 + len(new)) for n in range(turns)) * 4
   assert counts.read + 4 * turns < 1.3 * context and whole > 10 * context
+  # Each says how much of it is its own; one of a group has read the prompt.
+  line_reads = [1 + len(new)] * (turns - 1)
+  assert [one.read for one in found] == [
+    n for first in (len(prompt), 1, 1, 1) for n in (first, *line_reads)
+  ]
+  assert not any(one.parked for one in found)
 
 
 def test_nothing_is_kept_of_what_is_forgotten(reference):

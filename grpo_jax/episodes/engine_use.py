@@ -1,0 +1,80 @@
+"""How well an engine was used while episodes were played."""
+
+from collections.abc import Callable
+import math
+import time
+
+from grpo_jax import engines
+from grpo_jax.episodes.meeting import Call
+
+
+class EngineUse:
+  """Sums up the turns of a rollout, which may be played in several parts.
+
+  An engine has rows, in each of which it draws a turn. While an episode is not
+  over, a row is wanted for it, as far as the engine has so many. The row is
+  busy while a turn of the episode is under way, and idle while its environment
+  works, or while a round waits for others.
+
+  Args:
+    now: Says the time, in seconds.
+  """
+
+  def __init__(self, now: Callable[[], float] = time.monotonic):
+    self._now = now
+    self._since, self._rows = 0.0, math.inf
+    self._live = self._drawn = 0
+    self._wanted = self._busy = 0.0  # seconds of all rows together
+    self._tokens = self._read = self._turns = self._parked = 0
+
+  def begin(self, engine: engines.Engine, episodes: int) -> None:
+    """Episodes begin that this engine will draw."""
+    self._rows = engine.capabilities.rows or math.inf
+    self.note(episodes, 0)
+
+  def note(self, live: int, drawn: int) -> None:
+    """Something has changed.
+
+    Args:
+      live: How many episodes are not over from now on.
+      drawn: How many turns are under way from now on.
+    """
+    now = self._now()
+    busy = min(self._rows, self._drawn)
+    if self._live or busy:
+      secs = now - self._since
+      self._busy += secs * busy
+      # An episode may have several turns under way.
+      self._wanted += secs * max(busy, min(self._rows, self._live))
+    self._since, self._live, self._drawn = now, live, drawn
+
+  def drew(self, call: Call, read: int | None, parked: bool = False) -> None:
+    """A turn was drawn.
+
+    Args:
+      call: For it.
+      read: How many of its ids were computed for it; None: all.
+      parked: See `engines.Sampled`.
+    """
+    self._tokens += len(call.ids)
+    self._read += len(call.ids) if read is None else read
+    self._turns += 1
+    self._parked += parked
+
+  def metrics(self) -> dict[str, float]:
+    """Numbers by name; nothing if no turn was drawn.
+
+    - `engine_idle_share`: of the time of rows that episodes wanted, the share
+      in which they were idle.
+    - `engine_read_share`: of the tokens that stand before turns, the share that
+      was computed for them; the others were in a cache.
+    - `engine_parked_share`: of the turns, the share whose cache had been moved
+      to the host before them.
+    """
+    if not self._turns:
+      return {}
+    return {
+      'engine_idle_share': 1 - self._busy / max(self._wanted, 1e-9),
+      'engine_read_share': self._read / self._tokens,
+      'engine_parked_share': self._parked / self._turns,
+    }
