@@ -18,14 +18,19 @@ class EngineUse:
 
   Args:
     now: Says the time, in seconds.
+
+  Attributes:
+    wanted_secs: Of all rows together, how long they were wanted.
+    busy_secs: How long they were busy.
+    turns: How many were drawn.
   """
 
   def __init__(self, now: Callable[[], float] = time.monotonic):
     self._now = now
     self._since, self._rows = 0.0, math.inf
     self._live = self._drawn = 0
-    self._wanted = self._busy = 0.0  # seconds of all rows together
-    self._tokens = self._read = self._turns = self._parked = 0
+    self.wanted_secs = self.busy_secs = 0.0
+    self._tokens = self._read = self.turns = self._parked = 0
 
   def begin(self, engine: engines.Engine, episodes: int) -> None:
     """Episodes begin that this engine will draw."""
@@ -43,9 +48,9 @@ class EngineUse:
     busy = min(self._rows, self._drawn)
     if self._live or busy:
       secs = now - self._since
-      self._busy += secs * busy
+      self.busy_secs += secs * busy
       # An episode may have several turns under way.
-      self._wanted += secs * max(busy, min(self._rows, self._live))
+      self.wanted_secs += secs * max(busy, min(self._rows, self._live))
     self._since, self._live, self._drawn = now, live, drawn
 
   def drew(self, call: Call, read: int | None, parked: bool = False) -> None:
@@ -58,7 +63,7 @@ class EngineUse:
     """
     self._tokens += len(call.ids)
     self._read += len(call.ids) if read is None else read
-    self._turns += 1
+    self.turns += 1
     self._parked += parked
 
   def metrics(self) -> dict[str, float]:
@@ -71,10 +76,10 @@ class EngineUse:
     - `engine_parked_share`: of the turns, the share whose cache had been moved
       to the host before them.
     """
-    if not self._turns:
+    if not self.turns:
       return {}
     return {
-      'engine_idle_share': 1 - self._busy / max(self._wanted, 1e-9),
+      'engine_idle_share': 1 - self.busy_secs / max(self.wanted_secs, 1e-9),
       'engine_read_share': self._read / self._tokens,
-      'engine_parked_share': self._parked / self._turns,
+      'engine_parked_share': self._parked / self.turns,
     }

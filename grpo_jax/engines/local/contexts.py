@@ -186,11 +186,13 @@ class Programs:
 
     Args:
       cache: Of the pool.
-      one: From `pick_context`, with as many places as the pool has, or fewer.
+      one: From `pick_context`. It may be of another pool: places that are
+        missing get zeros, and those that are too many are left out.
       row: i32[], which row of the pool.
     """
 
     def put(x, one):
+      one = one[:, *(slice(size) for size in x.shape[1:])]
       widths = [(0, x.shape[n] - one.shape[n]) for n in range(1, one.ndim)]
       return sharding.place_row(x, jnp.pad(one, [(0, 0), *widths]), row)
 

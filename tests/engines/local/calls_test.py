@@ -158,6 +158,18 @@ def test_what_waits_without_a_row_is_parked_and_comes_back_unchanged():
   assert sum(one.parked for one in draw(made)[1]) > 1
 
 
+def test_a_shorter_turn_goes_on_from_a_wider_row():
+  tree = (None, 0, (5, 6, 7, 8, 9, 5, 6), 50), (0, 0, (20,), 4), (1, 0, (4,), 5)
+  asked, found = draw(engine(), tree=tree)
+  sizes = [len(one.ids) + one.limit for one in asked]
+  assert sizes[0] > 24 and max(sizes[1:]) <= 24
+  one_width = draw(engine(completion_buckets=(64,)), tree=tree)[1]
+  for one, other in zip(found, one_width, strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
+  assert [one.read for one in found[1:]] == [2, 2]
+
+
 def test_a_turn_reads_only_what_is_new():
   made, turns, new = engine(completion_buckets=(256,)), 8, (9,) * 5
   prompt = (5, 6, 7, 8) * 10
