@@ -63,6 +63,8 @@ class Queue:
     mesh: The sampler's mesh; None for one device.
     decode: Turns ids into text; needed for stop strings only.
     counts: What is added to.
+    tried: For which numbers of rows and widths all programs were compiled
+      before; is added to.
   """
 
   def __init__(
@@ -75,10 +77,12 @@ class Queue:
     mesh: jax.sharding.Mesh | None = None,
     decode: Callable[[Any], str] | None = None,
     counts: Counts | None = None,
+    tried: set[tuple[int, int]] | None = None,
   ):
     self._model, self._params, self._version = model, params, version
     self._widths, self._mesh, self._decode = sorted({*widths}), mesh, decode
     self.rows, self.counts = rows, counts or Counts()
+    self._tried = set() if tried is None else tried
     self._shards = 1 if mesh is None else sharding.row_shards(mesh)
     self._reading = contexts.Programs(model, mesh)
     self._pools: dict[int, Pool] = {}
@@ -156,7 +160,23 @@ class Queue:
       self._pools[width] = Pool(
         self._reading, self._params, self.rows, width, self.counts
       )
+      if (self.rows, width) not in self._tried:
+        self._tried.add((self.rows, width))
+        self._try(self._pools[width], width)
     return self._pools[width]
+
+  def _try(self, pool: Pool, width: int) -> None:
+    """Calls the programs that a new pool may need later, so they are compiled.
+
+    Else a run would compile in its midst, once somebody says more than anybody
+    has before, or is parked. What draws is needed at once. What copies from
+    another width compiles soon, and few runs need it.
+    """
+    for piece in sorted({self._piece(count) for count in range(1, width)}):
+      self._read_piece(pool, piece, [])
+    taken = pool.pick(0)
+    for one in taken, host_arrays.to_host(taken):
+      pool.place(one, 0)
 
   def _seat_some(self) -> bool:
     """Gives rows to calls that wait, as far as they can have them now."""
@@ -256,14 +276,17 @@ class Queue:
     return pieces[place]
 
   def _read_piece(self, pool: Pool, piece: int, some: list[Context]) -> None:
-    """Reads a piece of each of some contexts, as many at once as is due."""
+    """Reads a piece of each of some contexts, as many at once as is due.
+
+    Of none, nothing is read, by the program of this piece.
+    """
     of_shard = self.rows // self._shards
     each = max(1, min(of_shard, self._most_tokens // piece // self._shards))
     by_shard: list[list[Context]] = [[] for _ in range(self._shards)]
     for one in some:
       assert one.row is not None
       by_shard[one.row // of_shard].append(one)
-    for first in range(0, max(map(len, by_shard)), each):
+    for first in range(0, max(1, *map(len, by_shard)), each):
       shape = self._shards * each
       rows, start, count = (np.zeros(shape, np.int32) for _ in range(3))
       tokens = np.zeros((shape, piece), np.int32)

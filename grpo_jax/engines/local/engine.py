@@ -78,6 +78,7 @@ class LocalEngine:
     self._submitted = arrays.Submitted()
     self._queue: calls.Queue | None = None
     self._counts = pools.Counts()
+    self._tried: set[tuple[int, int]] = set()
 
   @property
   def capabilities(self) -> Capabilities:
@@ -171,6 +172,7 @@ class LocalEngine:
         self.mesh,
         self.decode,
         self._counts,
+        self._tried,
       )
     return queue
 

@@ -127,7 +127,17 @@ class Pool:
   def copy(self, context: Context) -> Any:
     """The cache of a context that has a row here."""
     assert context.row is not None
-    return contexts.pick(self._programs, self.cache, np.int32(context.row))
+    return self.pick(context.row)
+
+  def pick(self, row: int) -> Any:
+    """The cache of a row."""
+    return contexts.pick(self._programs, self.cache, np.int32(row))
+
+  def place(self, cache: Any, row: int) -> None:
+    """Puts a cache of one row, of this pool or another, into a row."""
+    self.cache = contexts.place(
+      self._programs, self.cache, cache, np.int32(row)
+    )
 
   def seat(self, context: Context, row: int, cache: Any = None) -> None:
     """Gives a row to a context.
@@ -138,9 +148,7 @@ class Pool:
       cache: Of one row, which is to be in it; None: nothing.
     """
     if cache is not None:
-      self.cache = contexts.place(
-        self._programs, self.cache, cache, np.int32(row)
-      )
+      self.place(cache, row)
     context.row, context.parked = row, None
     self.contexts[row] = context
 

@@ -266,3 +266,33 @@ def test_over_data_shards_the_same_is_drawn(reference, tensor):
   for one, other in zip(found, reference[2], strict=True):
     np.testing.assert_array_equal(one.ids, other.ids)
     np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
+
+
+def test_the_first_tree_compiles_what_others_of_its_width_need():
+  wide = model(width=24)  # of no other test
+  options = {'prompt_buckets': (1,), 'completion_buckets': (256,)}
+  made = engine(wide, max_rows=2, **options)
+  short = (None, 0, (5, 6), 4), (0, 0, (4,), 4)
+  with compilations.compiled_programs() as programs:
+    draw(made, tree=short)
+  # By four pieces, none of which is longer than a context may be.
+  others = 'pick_context', 'place_context', 'decode_contexts'
+  assert [programs.count(x) for x in ('read_contexts', *others)] == [4, 1, 1, 1]
+  long = (
+    (None, 0, (5,) * 150, 30),
+    (None, 0, (6,) * 70, 30),  # two are parked, and come back
+    (None, 0, (5,) * 150, 30),
+    *((n, 0, (7,) * (9 + n), 20) for n in range(3)),
+  )
+  parked = made.counts.parked
+  with compilations.compiled_programs() as programs:
+    draw(made, tree=long)
+  assert made.counts.parked > parked and not programs
+
+
+def test_a_width_that_is_needed_later_changes_nothing_that_is_drawn():
+  tree = (None, 0, (5, 6, 7, 8), 8), (None, 0, (9, 9, 7), 40), (0, 0, (4,), 6)
+  expected = bits(draw(engine(), tree=tree)[1])
+  for late in range(3):
+    order = lambda ready, late=late: [n for n in ready if n != late] or ready
+    assert bits(draw(engine(), order, tree=tree)[1]) == expected
