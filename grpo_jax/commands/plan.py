@@ -237,6 +237,12 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
       f'For each device, {away / GIB:.2f} GiB of the state and of the inputs '
       'of layers lie in the memory of its host.'
     )
+  if parked := made.counted.parked:
+    said.append(
+      f'Episodes that have no row (config.sampler.max_rows) while their '
+      f'environments work take {parked / GIB:.2f} GiB of the memory of each '
+      'host.'
+    )
   if made.counted.config.warm_up.steps:
     said.append('The warm-up is not planned.')
   if price:

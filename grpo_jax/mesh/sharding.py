@@ -448,7 +448,9 @@ def pick_row(x: jax.Array, row: jax.Array) -> jax.Array:
   def pick(x, row):
     here, local = _own_row(x, row)
     taken = jnp.where(here, lax.dynamic_slice_in_dim(x, local, 1), 0)
-    return lax.psum(taken, ROW_AXES).astype(x.dtype)
+    # XLA aborts on a CPU where narrower numbers are summed inside a shard_map.
+    whole = lax.psum(taken.astype(jnp.float32), ROW_AXES)
+    return whole.astype(x.dtype)
 
   if current_row_shards() == 1:
     return lax.dynamic_slice_in_dim(x, row, 1)

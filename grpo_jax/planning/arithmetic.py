@@ -203,6 +203,23 @@ def recomputed(model: models.ModelConfig) -> float:
   return 1 - last / float(models.flops_per_token(model, 0, False))
 
 
+def _pools(parts: Abstract) -> tuple[list[Any], int]:
+  """The caches of the rows that draw turns, if an environment asks for them.
+
+  Returns:
+    As shapes, for each width; [] if completions are drawn at once. And how many
+    calls of `read` read each prompt once.
+  """
+  config, engine = parts.run.config, parts.engine
+  if not config.environment.name or config.environment.max_turns == 1:
+    return [], 0
+  whole = parts.updater.joined(parts.updater.compiled.abstract.params)
+  number = config.sampler.prompts * config.sampler.group
+  tokens = config.sampler.prompts * max(config.data.prompt_buckets)
+  reads = math.ceil(tokens / engine.longest_read(whole, number))
+  return engine.pools(whole, number), reads
+
+
 def _placed(read: Any, mesh: Any, model: Any) -> Any:
   """What decoding reads, on the learner's mesh."""
   rules = sharding.DECODING_RULES
@@ -330,6 +347,13 @@ class Arithmetic:
     self._drawn = (before + last * self.schedule.shards) / self.starts
     # Whether prompts that wait are admitted while rows go on.
     self.admits = self.starts > 1 and self.schedule.admitted > 0
+    # The caches of the pools of an environment, the narrowest first; of turns
+    # that are drawn when they are asked for, one of each episode is counted.
+    self.pools, self.reads = _pools(parts)
+    if self.pools:
+      self.admits, number = False, self.prompts * self.group
+      self.starts = math.ceil(number / self.pool_rows)
+      self._drawn = self.prompts / self.starts
     # Tokens of a micro-batch on one device, and of all micro-batches.
     parts_of_row = self.mesh.shape['context']
     columns = math.ceil(self.rows.columns / parts_of_row)
@@ -365,10 +389,29 @@ class Arithmetic:
   @property
   def cache(self) -> float:
     """The largest caches of keys and values, of rows and prompts, bytes."""
+    if self.pools:
+      return float(on_device(self.pools))
     # When admitted prompts have joined the rows, lanes are narrower, and each
     # has a copy of its prompt.
     joined = self._regrouped_cache if self.admits else 0.0
     return max(self._first_cache(self.room), joined)
+
+  @property
+  def pool_rows(self) -> int:
+    """How many rows a pool has, on all devices."""
+    return jax.tree.leaves(self.pools)[0].shape[0]
+
+  @property
+  def parked(self) -> float:
+    """The caches of episodes that have no row, in the memory of each host."""
+    if not self.pools:
+      return 0.0
+    waiting = max(0, self.prompts * self.group - self.pool_rows)
+    row = sum(
+      math.prod(x.shape[1:]) * x.dtype.itemsize
+      for x in jax.tree.leaves(self.pools[-1])
+    )
+    return float(waiting * row)
 
   def _first_cache(self, columns: int) -> float:
     """The caches of the first rows, bytes."""
@@ -417,6 +460,7 @@ class Arithmetic:
     if self.admits:
       admitted = {'cache of admitted prompts': self.admitted_cache}
     return {
+      'read': weights | cache,
       'prefill': {**weights, **(cache if self.admits else {})},
       'decode': weights | cache,
       'grow': {**weights, 'cache': self._first_cache(self.rooms[-2:][0])},
@@ -433,6 +477,7 @@ class Arithmetic:
       'grow': held - weights.sampled,
       'regroup': held - weights.sampled,
       'prefill': weights.sampled,
+      'read': held,
       'decode': held,
       **dict.fromkeys(LEARNING_STEPS, weights.state),
     }
@@ -450,12 +495,22 @@ class Arithmetic:
       return self._learning(program)
     vocab, split = self.model.vocab_size, self.sampling_mesh.shape['tensor']
     rows = self.schedule.prompts * self.group
+    if self.pools:
+      rows = self.pool_rows
     rows //= sharding.row_shards(self.sampling_mesh)
     logits = 4.0 * rows * vocab / (split if vocab % split == 0 else 1)
     if program == 'prepare':
       one = max(self._layer, self.weights.head) * self._sampled_share
       made = float(self.weights.sampled)
       return {'sampler weights': made, 'weights on their way': one}
+    if program == 'read':
+      tokens = self.prompts * self.prompt_tokens / self.reads / self.shards
+      layers = self.model.num_layers
+      # The caches of the rows that are read in, for one layer.
+      return {
+        'experts': self._expert_arrays(math.ceil(tokens)),
+        'rows of a layer': on_device(self.pools[-1]) / layers,
+      }
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
       logits *= prompts / self.schedule.prompts
@@ -670,7 +725,10 @@ class Arithmetic:
       made = Work(sum(self._forward(0, rows)), self.tokens * (weights + seen))
       tokens = here * self.group * self.tokens
       return made + self._activations_sent(tokens, mesh=mesh)
-    if program == 'prefill':
+    if program in ('prefill', 'read'):
+      if program == 'read':
+        prompts = self.prompts / self.reads
+        here = prompts / sharding.row_shards(mesh)
       tokens = here * self.prompt_tokens
       weights = self._read(tokens) * self._sampled_share
       made = Work(self._forward(prompts, 0)[0], weights)

@@ -49,6 +49,7 @@ PROGRAMS = (
   'score_reference',
   'prepare',
   'prefill',
+  'read',
   'decode',
   'grow',
   'regroup',
@@ -296,13 +297,15 @@ def lowerings(parts: build.Abstract) -> dict[str, Callable[[], Lowered]]:
   """
   run, update, example = parts.run, parts.updater, parts.example()
   sampler = run.draw
-  drawing = parts.engine.lowering(
-    update.joined(update.compiled.abstract.params),
-    sampler.prompts,
-    sampler.group,
-    run.sampling,
-    sampler.max_tokens,
-  )
+  params = update.joined(update.compiled.abstract.params)
+  environment = run.config.environment
+  if environment.name and environment.max_turns > 1:
+    number = sampler.prompts * sampler.group
+    drawing = parts.engine.lowering_of_calls(params, number, run.sampling)
+  else:
+    drawing = parts.engine.lowering(
+      params, sampler.prompts, sampler.group, run.sampling, sampler.max_tokens
+    )
   trips = {'decode': sampler.max_tokens}  # the others have no such loop
   found: dict[str, Callable[[], Lowered]] = {
     name: lambda name=name, lower=lower: Lowered(lower(), trips.get(name, 1))

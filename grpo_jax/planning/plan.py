@@ -218,15 +218,19 @@ def count_calls(counted: Arithmetic) -> dict[str, int]:
   Completions have their full length, so that no rows end early. Two programs
   are named for their memory alone: `regroup`, and `watched_step`, the update of
   a rollout in which overshoot is measured, if that is not every rollout.
-  Programs that take no time worth mentioning are left out.
+  Programs that take no time worth mentioning are left out. Of an environment
+  one turn of each episode is counted, behind a prompt of full length.
   """
   update, schedule = counted.parts.updater, counted.schedule
   starts = counted.starts
-  calls = {'prepare': 1, 'prefill': starts, 'decode': starts}
-  if len(counted.rooms) > 1:
-    calls['grow'] = starts * (len(counted.rooms) - 1)
-  if schedule.sizes:
-    calls['regroup'] = 0
+  if counted.pools:
+    calls = {'prepare': 1, 'read': counted.reads, 'decode': starts}
+  else:
+    calls = {'prepare': 1, 'prefill': starts, 'decode': starts}
+    if len(counted.rooms) > 1:
+      calls['grow'] = starts * (len(counted.rooms) - 1)
+    if schedule.sizes:
+      calls['regroup'] = 0
   for name in programs.scoring_names(update):
     calls[name] = calls.get(name, 0) + counted.config.learner.batches
   if update.spec.watch_steps > 1:
@@ -344,6 +348,7 @@ def to_json(made: Plan) -> dict[str, Any]:
     'fits': made.fits if made.is_whole else None,
     'device_gib': made.capacity / GIB,
     'host_gib': counted.on_host / GIB,
+    'parked_gib': counted.parked / GIB,
     'largest': made.largest.name,
     'waste': waste.sentences(counted, made.topology.number),
     'programs': {one.name: program_json(one) for one in made.programs},
@@ -434,6 +439,12 @@ def _to_fit(plan: Plan) -> list[str]:
       'Lower config.sampler.max_rows: fewer completions are decoded at once, '
       'and the others wait.'
     )
+    if counted.pools:
+      found.append(
+        'Lower config.environment.context_tokens (or the largest of '
+        'config.data.completion_buckets): every row of an episode has a cache '
+        'of that length.'
+      )
   return found
 
 

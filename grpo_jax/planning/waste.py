@@ -98,7 +98,9 @@ def _cache(counted: Arithmetic) -> Iterator[str]:
   mesh = counted.sampling_mesh
   tensor = mesh.shape['tensor']
   # Where there are enough rows, each device has the caches of some of them.
-  by_rows = counted.schedule.shards > sharding.row_shards(mesh)
+  by_rows = not counted.pools and counted.schedule.shards > sharding.row_shards(
+    mesh
+  )
   if heads % tensor and not by_rows:
     yield (
       f'Sampling: tensor={tensor} does not divide {heads} heads of keys and '

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from grpo_jax import engines
 from grpo_jax.learner import layouts
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import arithmetic
@@ -102,6 +103,79 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   )
   caches = rows.prompt_cache, rows.cache
   assert counted.cache == arithmetic.on_device(caches)
+
+
+# An environment whose turns are drawn when they are asked for.
+PLAYED = {
+  'environment.name': 'tests.run.environments_test:guess',
+  'environment.max_turns': 4,
+  'environment.context_tokens': 48,
+  'rewards': ({'name': 'environment'},),
+  'data.chat': True,
+  'data.tokenizer': 'configs/words',
+  'data.prompt_buckets': (32,),
+  'data.completion_buckets': (64,),
+  'sampler.max_tokens': 6,
+  'sampler.prompts': 2,
+  'sampler.group': 4,
+}
+
+
+@pytest.mark.parametrize(
+  'changes, parked',
+  [
+    ({}, 0),
+    ({'model.num_kv_heads': 1}, 0),
+    ({'model.num_layers': 3, 'model.window_tokens': (4, 0)}, 0),
+    ({'sampler.max_rows': 4, 'model.compute_dtype': 'bfloat16'}, 4),
+  ],
+  ids=['plain', 'one head', 'windows', 'rows'],
+)
+def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
+  made = parts(**PLAYED | changes)
+  counted, engine = arithmetic.Arithmetic(made), made.engine
+  params = made.updater.joined(
+    made.updater.compiled.init(
+      build_model.initial(made.run.weights, made.run.model, made.run.mesh)
+    ).params
+  )
+  engine.load(params, version=0)
+  # More than there are episodes are not drawn at once; two are short.
+  keys, sampling = np.zeros((1, 2), np.uint32), made.run.sampling
+  for number in range(8):
+    ids, limit = ([2], 2) if number < 2 else ([2] * 9, 6)
+    engine.submit(engines.Request(ids, keys + number, limit, sampling, calls=8))
+  assert len([one for turn in engine.completed() for one in turn]) == 8
+  pools, kept = engine._queue._pools, engine._queue._contexts.values()
+  assert [*pools] == [6, 54] and counted.pool_rows == 8 - parked
+  arrays = jax.tree.leaves([pool.cache for pool in pools.values()])
+  here = sum(x.addressable_shards[0].data.nbytes for x in arrays)
+  assert counted.cache == here
+  hosts = [one.parked for one, _ in kept if one.parked is not None]
+  assert len(hosts) >= parked - 2
+  each = {sum(x.nbytes for x in jax.tree.leaves(one)) for one in hosts}
+  assert counted.parked == parked * sum(each)
+
+
+def test_turns_are_drawn_by_programs_of_their_own():
+  made = parts(**PLAYED)
+  counted, lowerings = arithmetic.Arithmetic(made), compiling.lowerings(made)
+  names = ['prepare', 'read', 'decode']
+  calls = plans.count_calls(counted)
+  assert [*calls][:3] == [*lowerings][:3] == names
+  assert not {'prefill', 'regroup', 'grow'} & {*lowerings, *calls}
+  for name in names[1:]:
+    lowered, _ = lowerings[name]()
+    memory = lowered.compile().memory_analysis()
+    # The pool of short calls has programs of its own, and what reads needs not
+    # all of the weights: it makes no logits.
+    narrow, widest = map(arithmetic.on_device, counted.pools)
+    given = counted.arguments(name) - narrow
+    least = given if name == 'decode' else widest
+    assert least <= memory.argument_size_in_bytes < given + 4000
+  once = parts(**PLAYED | {'environment.max_turns': 1})
+  assert arithmetic.Arithmetic(once).parked == 0
+  assert 'prefill' in plans.count_calls(arithmetic.Arithmetic(once))
 
 
 @pytest.mark.parametrize(

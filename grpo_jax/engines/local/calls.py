@@ -51,6 +51,44 @@ _READ_TOKENS = {'cpu': (64, 4096)}
 _READ_TOKENS_ELSEWHERE = 512, 8192
 
 
+def tokens_at_once(params: Any, mesh: jax.sharding.Mesh | None) -> int:
+  """How many tokens of all rows are read at once.
+
+  Args:
+    params: What `sampler_params` returned, or their shapes.
+    mesh: Of the sampler.
+  """
+  size = sum(x.size for x in jax.tree.leaves(params))
+  bounds = _READ_TOKENS.get(sharding.platform(mesh), _READ_TOKENS_ELSEWHERE)
+  least, most = bounds
+  return min(max(least, _READ_FLOPS // (2 * size)), most)
+
+
+def pieces_of(tokens: int) -> list[int]:
+  """The pieces that are read, if so many tokens of all rows are at once."""
+  return [size for size in _PIECES if size <= tokens]
+
+
+def rows_at_once(tokens: int, piece: int, rows: int, shards: int) -> int:
+  """In how many rows of each data shard a piece is read at once."""
+  return max(1, min(rows // shards, tokens // piece // shards))
+
+
+def longest_read(
+  params: Any, mesh: jax.sharding.Mesh, rows: int
+) -> tuple[int, int]:
+  """How many rows, and tokens of each, are read at once by the longest piece.
+
+  Args:
+    params: See `tokens_at_once`.
+    mesh: Of the sampler.
+    rows: Of a pool.
+  """
+  tokens, shards = tokens_at_once(params, mesh), sharding.row_shards(mesh)
+  piece = pieces_of(tokens)[-1]
+  return shards * rows_at_once(tokens, piece, rows, shards), piece
+
+
 class Queue:
   """Draws calls; see the module.
 
@@ -261,15 +299,11 @@ class Queue:
 
   @functools.cached_property
   def _most_tokens(self) -> int:
-    """How many tokens are read at once."""
-    platform = sharding.platform(self._mesh)
-    size = sum(x.size for x in jax.tree.leaves(self._params))
-    least, most = _READ_TOKENS.get(platform, _READ_TOKENS_ELSEWHERE)
-    return min(max(least, _READ_FLOPS // (2 * size)), most)
+    return tokens_at_once(self._params, self._mesh)
 
   def _piece(self, count: int) -> int:
     """In which piece the next of so many tokens are read."""
-    pieces = [size for size in _PIECES if size <= self._most_tokens]
+    pieces = pieces_of(self._most_tokens)
     place = sum(size < count for size in pieces)
     if place == len(pieces) or (place and 2 * count < pieces[place]):
       place -= 1  # or most of the piece would be padding
@@ -281,7 +315,7 @@ class Queue:
     Of none, nothing is read, by the program of this piece.
     """
     of_shard = self.rows // self._shards
-    each = max(1, min(of_shard, self._most_tokens // piece // self._shards))
+    each = rows_at_once(self._most_tokens, piece, self.rows, self._shards)
     by_shard: list[list[Context]] = [[] for _ in range(self._shards)]
     for one in some:
       assert one.row is not None

@@ -199,7 +199,7 @@ class Programs:
     return self._placed(jax.tree.map(put, cache, one))
 
   def shapes(self, params, rows: int, places: int) -> Any:
-    """The shapes and dtypes of the caches of a pool.
+    """The caches of a pool: shapes, dtypes, and where they lie on a mesh.
 
     Args:
       params: What `sampler_params` returned.
@@ -212,26 +212,24 @@ class Programs:
     one = _shortest.eval_shape(self, params, token)
 
     def whole(x, axis, portable_axis):
-      shape = [*x.shape]
+      shape = [rows, *x.shape[1:]]
       del shape[portable_axis]
       shape.insert(axis, places)
-      return jax.ShapeDtypeStruct((rows, *shape[1:]), x.dtype)
+      at = self.mesh and jax.sharding.NamedSharding(
+        self.mesh, sharding.cache_spec(self.mesh, tuple(shape), heads)
+      )
+      return jax.ShapeDtypeStruct(tuple(shape), x.dtype, sharding=at)
 
     portable = attention.cache_axes('xla').positions
-    axes = self._axes.positions
+    axes, heads = self._axes.positions, self._axes.heads
     return [tuple(map(whole, layer, axes, portable)) for layer in one]
 
   def empty(self, params, rows: int, places: int) -> Any:
     """Caches of a pool, on the devices; see `shapes`."""
-    axis = self._axes.heads
-
-    def zeros(x):
-      place = self.mesh and jax.sharding.NamedSharding(
-        self.mesh, sharding.cache_spec(self.mesh, x.shape, axis)
-      )
-      return jnp.zeros(x.shape, x.dtype, device=place)
-
-    return jax.tree.map(zeros, self.shapes(params, rows, places))
+    return jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding),
+      self.shapes(params, rows, places),
+    )
 
   def shortest_cache(self, params, tokens: Array) -> Any:
     """The cache of few tokens; portable, as a kernel may not take so few."""

@@ -14,6 +14,7 @@ import numpy as np
 from grpo_jax import models
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import calls
+from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import generation
 from grpo_jax.engines.local import lowered
 from grpo_jax.engines.local import pools
@@ -157,17 +158,14 @@ class LocalEngine:
     """What draws calls of which so many are drawn at once."""
     if self._params is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
-    shards = self._row_shards
-    rows = math.ceil(max(1, min(number, self.max_rows)) / shards) * shards
-    queue = self._queue
+    rows, queue = self.rows_of_calls(number), self._queue
     if queue is None or (queue.rows != rows and queue.is_empty):
-      longest = max(self.prompt_buckets) + max(self.completion_buckets)
       self._queue = queue = None  # first, so that memory holds one at a time
       self._queue = queue = calls.Queue(
         self.model,
         self._params,
         self._version,
-        [*self.completion_buckets, longest],
+        self._widths_of_calls,
         rows,
         self.mesh,
         self.decode,
@@ -300,6 +298,62 @@ class LocalEngine:
       shards = self.mesh.size if heads % tensor else shards
     at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
     return schedule_lib.Schedule(group, at_once, prompt_tokens, shards)
+
+  def rows_of_calls(self, number: int) -> int:
+    """How many rows a pool has, if so many calls are drawn at once."""
+    shards = self._row_shards
+    return math.ceil(max(1, min(number, self.max_rows)) / shards) * shards
+
+  @property
+  def _widths_of_calls(self) -> list[int]:
+    """Places of the caches of pools, ascending."""
+    longest = max(self.prompt_buckets) + max(self.completion_buckets)
+    return sorted({*self.completion_buckets, longest})
+
+  def pools(self, params: Any, number: int) -> list[Any]:
+    """The caches of all pools that so many calls may need.
+
+    Args:
+      params: The learner's, as shapes, dtypes and shardings.
+      number: Of calls that are drawn at once.
+
+    Returns:
+      For each width, the narrowest first, shapes, dtypes and shardings.
+    """
+    read = self.decoding_params(params)
+    programs = contexts.Programs(self.model, self.mesh)
+    rows = self.rows_of_calls(number)
+    return [programs.shapes(read, rows, x) for x in self._widths_of_calls]
+
+  def longest_read(self, params: Any, number: int) -> int:
+    """The most tokens that one `read` reads; see `pools`."""
+    read, rows = self.decoding_params(params), self.rows_of_calls(number)
+    assert self.mesh is not None
+    return math.prod(calls.longest_read(read, self.mesh, rows))
+
+  def lowering_of_calls(
+    self, params: Any, number: int, sampling: Sampling
+  ) -> dict[str, Callable[[], Any]]:
+    """What lowers the programs that draw calls; see `lowering`.
+
+    Args:
+      params: The learner's, as shapes, dtypes and shardings.
+      number: Of calls that are drawn at once.
+      sampling: How tokens are drawn.
+
+    Returns:
+      For each program a function that lowers it, for the widest caches:
+      `prepare`, `read`, by the longest piece, and `decode`.
+    """
+    return lowered.programs_of_calls(
+      contexts.Programs(
+        self.model,
+        self.mesh,
+        choices_of([sampling], self.model.config.vocab_size),
+      ),
+      self.pools(params, number)[-1],
+      params,
+    )
 
   def lowering(
     self, params: Any, prompts: int, group: int, sampling: Sampling, limit: int

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from grpo_jax.engines.local import calls
+from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local import prepare as prepare_lib
 from grpo_jax.engines.local import sampler as sampler_lib
@@ -87,6 +89,47 @@ def programs(
   if len(columns) > 1:
     found['grow'] = grow
   return {**found, 'regroup': regroup} if schedule.sizes else found
+
+
+def programs_of_calls(
+  made: contexts.Programs, cache: Any, params: Any
+) -> dict[str, Callable[[], Any]]:
+  """See `LocalEngine.lowering_of_calls`.
+
+  Args:
+    made: What they are compiled for; with a mesh.
+    cache: Of the pool, as shapes, dtypes and shardings.
+    params: The learner's, likewise.
+  """
+  mesh: Any = made.mesh
+  rows = jax.tree.leaves(cache)[0].shape[0]
+  read = decoding_params(made.model, params, mesh)
+
+  def prepare():
+    return prepare_lib.Preparation(made.model, params, mesh).lower(params, mesh)
+
+  def read_piece():
+    some, piece = calls.longest_read(read, mesh, rows)
+    given = [_numbers(mesh, some, *more) for more in ((), (piece,), (), ())]
+    reading = contexts.Programs(made.model, mesh)
+    return sharding.lower(mesh, contexts.read, reading, read, cache, *given)
+
+  def decode():
+    turns = contexts.Turns(
+      *(_numbers(mesh, rows) for _ in range(3)),
+      ended=_numbers(mesh, rows, dtype=jnp.bool_),
+      words=_numbers(mesh, rows, 2, dtype=jnp.uint32),
+      numbers=jax.tree.map(
+        lambda dtype: _numbers(mesh, rows, dtype=dtype),
+        next_token.dtypes(made.choices),
+      ),
+    )
+    scalars = (_SCALAR,) * 2
+    return sharding.lower(
+      mesh, contexts.decode, made, read, cache, turns, *scalars
+    )
+
+  return {'prepare': prepare, 'read': read_piece, 'decode': decode}
 
 
 def _places(schedule: Schedule, mesh: Any, number: int) -> tuple[Any, Any]:

@@ -254,6 +254,15 @@ def test_calls_that_cannot_be_drawn_are_refused(reference):
   made._queue = None
 
 
+def test_narrow_numbers_are_copied_between_data_shards():
+  mesh = sharding.make_mesh(fsdp=2, tensor=4)
+  narrow = model(compute_dtype='bfloat16')
+  tree = TREE[:2] + ((0, 0, (30,), 6),)  # two go on from the same row
+  found = draw(engine(narrow, mesh=mesh), tree=tree, calls=2)[1]
+  again = draw(engine(narrow, mesh=mesh), shuffled(0), tree=tree, calls=2)[1]
+  assert bits(again) == bits(found)
+
+
 @pytest.mark.parametrize('tensor', [1, 2, 4, 8])
 def test_over_data_shards_the_same_is_drawn(reference, tensor):
   mesh = sharding.make_mesh(fsdp=8 // tensor, tensor=tensor)
