@@ -570,6 +570,19 @@ def test_what_a_model_has_not_is_refused(shape, fields, words):
       r'a single row of 2147483647 tokens \(data.prompt_buckets\) and 5 of a '
       r'completion takes 2,048.0 GiB at least; give smaller widths',
     ),
+    # 2**12 rows of 2**20 tokens and a turn.
+    (
+      SHAPE,
+      {
+        'environment.name': 'any',
+        'data.chat': True,
+        'data.completion_buckets': (2**20,),
+        'sampler.max_tokens': 5,
+        'sampler.prompts': 2**12,
+      },
+      r'4,096 rows for turns of episodes \(sampler.max_rows\) of 1,048,581 '
+      r'tokens each take 4,096.0 GiB at least; lower sampler.max_rows',
+    ),
   ],
 )
 def test_more_memory_than_there_is_is_refused(shape, fields, words):

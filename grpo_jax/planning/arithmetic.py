@@ -203,21 +203,19 @@ def recomputed(model: models.ModelConfig) -> float:
   return 1 - last / float(models.flops_per_token(model, 0, False))
 
 
-def _pools(parts: Abstract) -> tuple[list[Any], int]:
+def _pools(parts: Abstract) -> tuple[list[Any], int, int]:
   """The caches of the rows that draw turns, if an environment asks for them.
 
   Returns:
-    As shapes, for each width; [] if completions are drawn at once. And how many
-    calls of `read` read each prompt once.
+    As shapes, for each width; [] if completions are drawn at once. And in how
+    many rows a call of `read` reads, and how many tokens of each.
   """
   config, engine = parts.run.config, parts.engine
   if not config.environment.name or config.environment.max_turns == 1:
-    return [], 0
+    return [], 0, 0
   whole = parts.updater.joined(parts.updater.compiled.abstract.params)
   number = config.sampler.prompts * config.sampler.group
-  tokens = config.sampler.prompts * max(config.data.prompt_buckets)
-  reads = math.ceil(tokens / engine.longest_read(whole, number))
-  return engine.pools(whole, number), reads
+  return engine.pools(whole, number), *engine.longest_read(whole, number)
 
 
 def _placed(read: Any, mesh: Any, model: Any) -> Any:
@@ -349,9 +347,12 @@ class Arithmetic:
     self.admits = self.starts > 1 and self.schedule.admitted > 0
     # The caches of the pools of an environment, the narrowest first; of turns
     # that are drawn when they are asked for, one of each episode is counted.
-    self.pools, self.reads = _pools(parts)
+    self.pools, self._read_rows, piece = _pools(parts)
     if self.pools:
       self.admits, number = False, self.prompts * self.group
+      # Calls of `read` that read each prompt once.
+      tokens = self.prompts * self.prompt_tokens
+      self.reads = math.ceil(tokens / (self._read_rows * piece))
       self.starts = math.ceil(number / self.pool_rows)
       self._drawn = self.prompts / self.starts
     # Tokens of a micro-batch on one device, and of all micro-batches.
@@ -505,11 +506,11 @@ class Arithmetic:
       return {'sampler weights': made, 'weights on their way': one}
     if program == 'read':
       tokens = self.prompts * self.prompt_tokens / self.reads / self.shards
-      layers = self.model.num_layers
+      some = self._read_rows / self.pool_rows / self.model.num_layers
       # The caches of the rows that are read in, for one layer.
       return {
         'experts': self._expert_arrays(math.ceil(tokens)),
-        'rows of a layer': on_device(self.pools[-1]) / layers,
+        'rows of a layer': some * on_device(self.pools[-1]),
       }
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark; nothing is timed."""
+"""The pure parts of the benchmarks, and a small one; no time is tested."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from grpo_jax import config as config_lib
 from grpo_jax import data
 from tests.bench import cases
 from tests.bench import config as bench_config
+from tests.bench import idle
 from tests.bench import plot
 from tests.bench import rewards
 from tests.bench import run
@@ -157,3 +158,25 @@ def test_a_restart_has_what_the_start_before_it_has_compiled(monkeypatch):
   ]
   assert caches[0] == caches[1] != caches[2] == caches[3]
   assert caches[0].startswith('--cache=')
+
+
+def test_the_same_episodes_are_played_at_once_and_in_rounds():
+  case = idle.Case(
+    episodes=8, rows=4, turns=2, secs=0.01, layers=1, width=16, most=64,
+    context=256,
+  )  # fmt: skip
+  found = idle.compared(case, 1)
+  (at_once,), (in_rounds,) = found.values()
+  assert at_once.tokens == in_rounds.tokens > 16
+  assert at_once.turns == in_rounds.turns == 2 * 8
+  for one in (at_once, in_rounds):
+    assert 0 < one.busy <= 1 and 0 < one.turn_secs < one.secs
+  assert at_once.read < 0.6 < in_rounds.read
+
+
+def test_a_table_has_a_line_for_each_rollout():
+  one = idle.Result(12.34, 0.876, 0.5, 384, 16_863, 0.117)
+  lines = idle.table({'at once': [one, one], 'in rounds': [one]}).splitlines()
+  assert len(lines) == 2 + 3
+  assert lines[2] == lines[3]
+  assert lines[4] == '| in rounds | 12.3 | 88% | 0.50 | 384 | 16,863 | 12% |'

@@ -67,6 +67,23 @@ def test_a_plan_fits_the_terminal(capsys, monkeypatch, columns):
   assert 'weights, and not 3.55.' in ' '.join(out.split())
 
 
+def test_rows_that_are_parked_are_told(capsys):
+  played = {
+    'environment.name': 'any',
+    'data.chat': True,
+    'rewards': ({'name': 'environment'},),
+    'sampler.max_rows': 64,
+    'mesh.fsdp': 64,
+  }
+  command.show(estimate(**played))
+  said = ' '.join(capsys.readouterr().out.split())
+  # 448 rows of 1,024 tokens of a context, and of a turn.
+  gib = 448 * 2048 * 2 * 2 * 4 * 128 * 28 / 2**30
+  assert f'work take {gib:.2f} GiB of the memory of each host' in said
+  command.show(estimate(**{'mesh.fsdp': 64}))
+  assert 'Episodes' not in capsys.readouterr().out
+
+
 def test_estimates_come_before_what_is_compiled(monkeypatch):
   def compile_all(requests, at_once=None, tell=None):
     print('THE COMPILER')

@@ -16,6 +16,7 @@ from grpo_jax.planning import plan as plans
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
 from grpo_jax.run.build import build
+from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
 from tests import drawing
 from tests import runs
@@ -151,6 +152,10 @@ def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
   arrays = jax.tree.leaves([pool.cache for pool in pools.values()])
   here = sum(x.addressable_shards[0].data.nbytes for x in arrays)
   assert counted.cache == here
+  # What is refused at the start is the widest pool, once for all devices.
+  *_, least = limits._pool_bytes(made.run.config, made.run.model.config)
+  whole = jax.tree.leaves(pools[54].cache)
+  assert least == sum(x.nbytes for x in whole)
   hosts = [one.parked for one, _ in kept if one.parked is not None]
   assert len(hosts) >= parked - 2
   each = {sum(x.nbytes for x in jax.tree.leaves(one)) for one in hosts}

@@ -285,6 +285,50 @@ def test_advice_names_the_field_that_helps():
   assert not any('rows of an update' in one for one in plans.advice(estimate()))
 
 
+PLAYED = {
+  'environment.name': 'any',
+  'data.chat': True,
+  'rewards': ({'name': 'environment'},),
+  'data.completion_buckets': (8192,),
+  'mesh.fsdp': 8,
+}
+
+
+def test_rows_of_episodes_have_caches_of_a_whole_context():
+  all_at_once, some = (
+    estimate(
+      'v5p:2x2x2',
+      **PLAYED,
+      **{'sampler.max_rows': rows, 'learner.row_completions': 1},
+      **{'sampler.group': 32},
+    )
+    for rows in (4096, 64)
+  )
+  # Keys and values in bfloat16, of 4 heads of 128, in 28 layers; a turn of
+  # 1,024 tokens more than the context, and the pool of short calls.
+  row = 2 * 2 * 4 * 128 * 28 * (8192 + 1024)
+  assert not all_at_once.fits and some.fits
+  for made, rows in ((all_at_once, 2048), (some, 64)):
+    memory = {one.name: one.memory for one in made.programs}
+    assert {'prepare', 'read', 'decode', 'train_step'} == {*memory}
+    cache = rows * row * (1 + 1024 / 9216) / 8
+    assert memory['read']['cache'] == memory['decode']['cache'] == cache
+  said = ' '.join(plans.advice(all_at_once))
+  assert 'Lower config.sampler.max_rows' in said
+  assert 'Lower config.environment.context_tokens' in said
+  told = [plans.to_json(made)['parked_gib'] for made in (all_at_once, some)]
+  assert told == [0, (2048 - 64) * row / GIB]
+
+
+def test_a_turn_of_each_episode_is_counted():
+  made = estimate('v5p:2x2x2', **PLAYED, **{'sampler.max_rows': 64})
+  calls = {one.name: one.calls for one in made.programs}
+  # 64 prompts of 512 tokens by a piece of 256 for one row of each shard.
+  assert calls['decode'] == 512 / 64 and calls['read'] == 64 * 512 / (8 * 256)
+  single = estimate('v5p:2x2x2', **PLAYED, **{'environment.max_turns': 1})
+  assert 'prefill' in {one.name for one in single.programs}
+
+
 def test_a_mixture_of_experts_is_planned():
   made = estimate(
     'v5p:8x8x8',

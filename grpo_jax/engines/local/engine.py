@@ -325,11 +325,11 @@ class LocalEngine:
     rows = self.rows_of_calls(number)
     return [programs.shapes(read, rows, x) for x in self._widths_of_calls]
 
-  def longest_read(self, params: Any, number: int) -> int:
-    """The most tokens that one `read` reads; see `pools`."""
+  def longest_read(self, params: Any, number: int) -> tuple[int, int]:
+    """In how many rows a call reads, and tokens of each; see `pools`."""
     read, rows = self.decoding_params(params), self.rows_of_calls(number)
     assert self.mesh is not None
-    return math.prod(calls.longest_read(read, self.mesh, rows))
+    return calls.longest_read(read, self.mesh, rows)
 
   def lowering_of_calls(
     self, params: Any, number: int, sampling: Sampling

@@ -16,6 +16,7 @@ from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.mesh import sharding
 from grpo_jax.monitor import table
+from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep.objects import is_object
@@ -227,7 +228,8 @@ def check_memory(
   """Raises a ValueError if a run needs more memory than there is in any case.
 
   What is counted is the least: parameters, gradient and moments once for all
-  devices, and a single row of the longest prompt and completion. A run that
+  devices, and a single row of the longest prompt and completion, or the rows of
+  an environment, which all are there from the first turn on. A run that
   passes may still run out of memory; `grpo-jax plan` tells how much one takes.
 
   Args:
@@ -239,7 +241,10 @@ def check_memory(
   if found is None:
     return
   state, row = _state_bytes(config, model, mesh), _row_bytes(config, shape)
-  if state + row <= found:
+  number, width, rows = _pool_bytes(config, shape)
+  # There is no gradient while turns are drawn.
+  kept = _state_bytes(config, model, mesh, gradient=0)
+  if max(state + row, kept + rows) <= found:
     return
   prompt, completion = longest(config)
   what = (
@@ -254,6 +259,15 @@ def check_memory(
       f'of a completion takes {row / GIB:,.1f} GiB at least'
     )
     advice = 'give smaller widths'
+  if state + row <= found:
+    what = (
+      f'{number:,} rows for turns of episodes (sampler.max_rows) of {width:,} '
+      f'tokens each take {rows / GIB:,.1f} GiB at least'
+    )
+    advice = (
+      'lower sampler.max_rows, beyond which episodes wait for rows, or '
+      'environment.context_tokens'
+    )
   raise ValueError(
     f'This run needs more memory than the {found / GIB:,.1f} GiB of its '
     f'devices: {what}; {advice}.'
@@ -261,13 +275,16 @@ def check_memory(
 
 
 def _state_bytes(
-  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+  config: Config,
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  gradient: int = 1,
 ) -> int:
   """The least bytes of parameters, gradient and moments, on all devices."""
   params = build_model.abstract(model, mesh, config.lora.base_dtype)
   # float32 each: a parameter, its gradient, and its moments.
   moments = 0 if config.optim.offload else _MOMENTS.get(config.optim.name, 0)
-  each = 4 * (2 + moments)
+  each = 4 * (1 + gradient + moments)
   trained = sum(each * x.size for x in jax.tree.leaves(params.trained))
   beside = jax.tree.leaves(params.frozen)
   return trained + sum(x.size * x.dtype.itemsize for x in beside)
@@ -275,11 +292,33 @@ def _state_bytes(
 
 def _row_bytes(config: Config, shape: models.ModelConfig) -> int:
   """The least bytes of one row while it is sampled: keys and values."""
-  size = 2 if shape.compute_dtype == 'bfloat16' else 4
   layers = sum(kind.window_tokens is None for kind in shape.kinds)
-  entries = 2 * layers * shape.num_kv_heads * shape.head_dim
   # Ids at least, where all layers have windows.
-  return sum(longest(config)) * max(4, entries * size)
+  return sum(longest(config)) * max(4, layers * _place_bytes(shape))
+
+
+def _place_bytes(shape: models.ModelConfig) -> int:
+  """The bytes of keys and values of a token, in one layer."""
+  size = 2 if shape.compute_dtype == 'bfloat16' else 4
+  return 2 * shape.num_kv_heads * shape.head_dim * size
+
+
+def _pool_bytes(
+  config: Config, shape: models.ModelConfig
+) -> tuple[int, int, int]:
+  """The rows in which turns of episodes are drawn.
+
+  Returns:
+    How many there are, tokens of each, and their least bytes; zeros if
+    completions are drawn without an environment.
+  """
+  sampler = config.sampler
+  if not config.environment.name or config.environment.max_turns == 1:
+    return 0, 0, 0
+  rows = min(sampler.prompts * sampler.group, sampler.max_rows)
+  width = sum(map(max, build_environment.widths(config)))
+  # Layers with windows have no shorter caches there.
+  return rows, width, rows * width * len(shape.kinds) * _place_bytes(shape)
 
 
 def _memory(mesh: jax.sharding.Mesh) -> float | None:
