@@ -14,6 +14,7 @@ from grpo_jax.planning import dry_run
 from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import policy
+from tests import compilations
 from tests import runs
 from tests.run import export_test
 
@@ -121,6 +122,35 @@ def test_metrics_tell_how_the_engine_was_used(whole):
     assert 0 <= record['engine_idle_share'] < 1
     assert 0 < record['engine_read_share'] < 0.9  # the rest was in caches
     assert record['engine_parked_share'] == record['branches'] == 0
+
+
+def test_a_rollout_in_which_more_is_said_than_before_compiles_nothing(
+  words, tmp_path
+):
+  said, seen = ['guess'], []
+
+  async def talks(policy, example, seed):
+    del example, seed
+    for text in ('guess', *said):
+      await policy.say(text)
+    return 1.0
+
+  def on_rollout(step, metrics, rollout):
+    del metrics, rollout
+    seen.append(len(compiled))
+    said[:] = ['guess ' * 30] if step == 1 else ['guess ' * 8, 'lower ' * 12]
+
+  changes = {'steps': 3, 'data.heldout': '', 'sampler.max_rows': 4}
+  with compilations.compiled_programs() as compiled:
+    grpo_jax.train(
+      config(words, **changes),
+      tmp_path,
+      environment=talks,
+      on_rollout=on_rollout,
+    )
+  assert compiled.count('read_contexts') == 3  # a program for each piece
+  first, *others = seen
+  assert first > 0 and others == [first, first], compiled[first:]
 
 
 def test_killed_among_episodes_it_goes_on(words, whole, tmp_path, monkeypatch):
