@@ -5,9 +5,8 @@ to 31 in six turns, in which it is told 'higher' or 'lower'. No download, no
 accelerator. What a guess rules out for sure is the reward of its turn, and .5
 comes on top if the number is found.
 
-A supervised warm-up shows how to answer, by numbers that are drawn at random.
-Then 2 of the 32 numbers are found, and after 160 rollouts 28; halving finds
-all. grpo_jax/environments has the curve.
+A supervised warm-up shows guesses that are drawn at random, of the numbers that
+are left. grpo_jax/environments has the curve.
 """
 
 import pathlib
@@ -21,30 +20,36 @@ NUMBERS = range(32)
 
 
 async def guess(policy, example):
-  """A number from 0 to 31, in six turns. A guess that cannot be ends it."""
-  wanted, left, said = int(example['answer']), range(32), 'guess'
+  """A number from 0 to 31, in six turns."""
+  wanted, left, said = int(example['answer']), NUMBERS, 'guess'
   for _ in range(6):
     text = (await policy.say(said)).text
-    if not text.isdecimal() or int(text) not in left:
+    if not text.isdecimal():
       return 0.0
     number = int(text)
-    below, above = range(left.start, number), range(number + 1, left.stop)
     # What a guess rules out, whatever the number is.
-    policy.reward(1 - max(len(below), len(above)) / len(left))
+    policy.reward(1 - max(map(len, parts(left, number))) / len(left))
     if number == wanted:
       return 0.5
+    below, above = parts(left, number)
     left, said = (above, 'higher') if number < wanted else (below, 'lower')
   return 0.0
 
 
-def method(entropy=0.02):
-  """Keeps the policy from being sure too early."""
+def parts(left, number):
+  """Those of the numbers that are left that lie below and above one."""
+  below = range(left.start, min(number, left.stop))
+  return below, range(max(number + 1, left.start), left.stop)
+
+
+def method(gamma=0.5, entropy=0.01):
+  """A guess is credited with what it earns, and half of what comes next."""
   from grpo_jax import losses
 
   return losses.chain(
-    losses.center_by_group(),
+    losses.center_to_go_by_group(gamma),
     losses.mean_over_tokens(),
-    losses.ppo_clip(0.2, 0.28),
+    losses.ppo_clip(0.2, 0.4),
     losses.add_entropy_bonus(entropy),
   )
 
@@ -55,24 +60,26 @@ def numbers():
 
 
 def random_guesses(number=4096):
-  """Episodes up to some turn, and a number that is drawn at random."""
-  drawn = random.Random(0)
-  found = []
-  for _ in range(number):
-    chat = [{'role': 'user', 'content': 'guess'}]
-    for _ in range(drawn.randrange(6)):
-      chat += [
-        {'role': 'assistant', 'content': str(drawn.choice(NUMBERS))},
-        {'role': 'user', 'content': drawn.choice(['higher', 'lower'])},
-      ]
-    found.append({'prompt': chat, 'answer': str(drawn.choice(NUMBERS))})
-  return found
+  """What is read before a turn of a game, and a guess that may be right."""
+  drawn, found = random.Random(0), []
+  while len(found) < number:
+    wanted, left, said, chat = drawn.choice(NUMBERS), NUMBERS, 'guess', []
+    for _ in range(6):
+      chat = [*chat, {'role': 'user', 'content': said}]
+      guessed = drawn.choice(left)
+      found.append({'prompt': chat, 'answer': str(guessed)})
+      if guessed == wanted:
+        break
+      chat = [*chat, {'role': 'assistant', 'content': str(guessed)}]
+      below, above = parts(left, guessed)
+      left, said = (above, 'higher') if guessed < wanted else (below, 'lower')
+  return found[:number]
 
 
 def get_config() -> ConfigDict:
   """The embedded default, for a small transformer that talks with a game."""
   config = default()
-  config.steps = 160
+  config.steps = 100
 
   config.model.num_layers = 2
   config.model.width = 64
@@ -98,7 +105,7 @@ def get_config() -> ConfigDict:
   config.sampler.group = 8
   config.sampler.max_tokens = 2
 
-  config.warm_up.steps = 40
+  config.warm_up.steps = 100
   config.warm_up.examples = 128
   config.warm_up.demonstrations = 'guess_number:random_guesses'
   config.learner.method = 'guess_number:method'

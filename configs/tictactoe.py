@@ -42,10 +42,22 @@ def random_moves(number=4096):
   return found[:number]
 
 
+def method():
+  """Every move is credited with how the game ends."""
+  from grpo_jax import losses
+
+  return losses.chain(
+    losses.center_to_go_by_group(),
+    losses.mean_over_tokens(),
+    losses.ppo_clip(0.2, 0.4),
+    losses.add_entropy_bonus(0.005),
+  )
+
+
 def get_config() -> ConfigDict:
   """The embedded default, for a small transformer that talks with a game."""
   config = default()
-  config.steps = 40
+  config.steps = 60
 
   config.model.num_layers = 2
   config.model.width = 64
@@ -74,8 +86,8 @@ def get_config() -> ConfigDict:
   config.warm_up.steps = 150
   config.warm_up.examples = 128
   config.warm_up.demonstrations = 'tictactoe:random_moves'
-  config.learner.method = 'grpo'
-  config.learner.method_kwargs = dict(kl_coefficient=0.0)
+  config.learner.method = 'tictactoe:method'
+  config.learner.method_kwargs = {}
   config.learner.anchor = 'sampler'
   config.learner.epochs = 3
   config.optim.lr = 1e-3

@@ -18,6 +18,7 @@ from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import plain_text
 from grpo_jax.environments import random_policy
 from grpo_jax.environments import survey as survey_lib
+from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.survey import Played
 from grpo_jax.environments.survey import Survey
 from grpo_jax.environments.survey import Ways
@@ -57,7 +58,7 @@ def run(arguments: Arguments) -> None:
   found = survey_lib.survey(asked.name, asked.kwargs, ways, _Progress())
   if not found.succeeded:
     raise ValueError(_hopeless(found))
-  read = reading(found, tokenizer)
+  read = reading(found, tokenizer, asked.appends)
   if arguments.json:
     printing.show_json(to_json(found, read))
     return
@@ -71,6 +72,7 @@ class _Asked(NamedTuple):
   kwargs: Mapping[str, Any]
   max_turns: int
   tokenizer: data.Tokenizer | None
+  appends: bool  # see `Tokenizer.check_continuation`
 
 
 def _asked(arguments: Arguments) -> _Asked:
@@ -93,7 +95,8 @@ def _asked(arguments: Arguments) -> _Asked:
       tokenizer = build_data.tokenizer_of(config)
   if turns is None:
     turns = 16 if config is None else config.environment.max_turns
-  return _Asked(name, kwargs, turns, tokenizer)
+  appends = config is None or config.environment.history == 'append'
+  return _Asked(name, kwargs, turns, tokenizer, appends)
 
 
 def _mapping(text: str, flag: str) -> dict[str, Any]:
@@ -214,7 +217,9 @@ def _count(tokenizer: data.Tokenizer, text: str) -> int | None:
     return None
 
 
-def reading(found: Survey, tokenizer: data.Tokenizer | None) -> dict[str, Any]:
+def reading(
+  found: Survey, tokenizer: data.Tokenizer | None, appends: bool = True
+) -> dict[str, Any]:
   """What the tokenizer and its template make of an environment.
 
   Returns:
@@ -228,8 +233,11 @@ def reading(found: Survey, tokenizer: data.Tokenizer | None) -> dict[str, Any]:
   read['problem'] = ''
   try:
     messages = [dict(message) for message in first.turns[0].messages]
-    read['ids'] = tokenizer.begin_chat(messages, found.tools)
-    tokenizer.check_continuation(found.tools)
+    tools = found.tools if tokenizer.reads_tools else ()
+    if not tools:
+      messages = tools_as_text.written(messages, found.tools)
+    read['ids'] = tokenizer.begin_chat(messages, tools)
+    tokenizer.check_continuation(tools, appends)
   except ValueError as error:
     read['problem'] = plain_text.said(error)
   return read

@@ -37,7 +37,8 @@ class Reply(NamedTuple):
     reasoning: What it has thought, where the format tells it apart.
     calls: In the order in which they were written.
     problems: What could not be read, in sentences.
-    finish: 'end', 'length' (its limit has cut it) or 'stop'.
+    finish: 'end', or 'stop' if a stop string of the run has ended it. A turn
+      that a limit cuts ends the episode, and is no reply.
     turn: The number of the turn in its episode, from 0.
     tokens: How many it has.
   """

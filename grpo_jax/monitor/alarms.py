@@ -147,7 +147,7 @@ def _table(limits: Limits) -> list[_Alarm]:
 
 
 _LIMITS = {
-  'ended/length': 'sampler.max_tokens',
+  'ended/length': 'sampler.max_tokens (or what the environment gives a turn)',
   'ended/turns': 'environment.max_turns',
   'ended/tokens': 'environment.episode_tokens',
   'ended/context': 'environment.context_tokens and data.completion_buckets',

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from grpo_jax.commands import environment
+from grpo_jax.commands.arguments import Arguments
+from grpo_jax.config import default
 from grpo_jax.environments import schemas
 from grpo_jax.environments import survey as survey_lib
 from grpo_jax.environments.events import Say
@@ -164,26 +166,53 @@ def test_replies_and_records_and_a_tokenizer_come_from_files(tmp_path):
   assert any('has no chat template' in line for line in lines)
 
 
+def _with_one_turn(*tools):
+  """What was found of an environment that says 'Go on.'."""
+  turn = survey_lib.Turn(0, ({'role': 'user', 'content': 'Go on.'},), 0.1)
+  return survey_lib.Survey('x', tools, (survey_lib.Played(0, (turn,)),), (), ())
+
+
 @pytest.mark.parametrize('with_tools', [False, True])
 def test_the_chat_template_is_tried(with_tools, tmp_path):
   hf_folder.write_tokenizer(tmp_path, chat_templates.SMOLLM2)
-  turn = survey_lib.Turn(0, ({'role': 'user', 'content': 'Go on.'},), 0.1)
   tool = {'name': 'look', 'description': '', 'parameters': {'type': 'object'}}
   tools = ({'type': 'function', 'function': tool},) * with_tools
-  report = survey_lib.Survey(
-    'x', tools, (survey_lib.Played(0, (turn,)),), (), ()
-  )
+  report = _with_one_turn(*tools)
   tokenizer = environment.read_tokenizer(str(tmp_path))
   read = environment.reading(report, tokenizer)
   parts = environment.parts(report, read, tokenizer, 80)
-  if not with_tools:
-    assert '  | <|im_start|>user' in parts and read['problem'] == ''
-    assert f'{len(read["ids"])} tokens, by the chat template' in f'{parts}'
-    assert parts.count('The template can go on behind a turn.') == 1
-  else:
-    assert 'reads no tools' in read['problem']
-    assert '  | user: Go on.' in parts
-    assert any('cannot be used' in str(part) for part in parts)
+  assert '  | <|im_start|>user' in parts and read['problem'] == ''
+  assert f'{len(read["ids"])} tokens, by the chat template' in f'{parts}'
+  assert parts.count('The template can go on behind a turn.') == 1
+  # The template reads no tools: a run gives them as a text, and so does this.
+  assert ('"name": "look"' in '\n'.join(map(str, parts))) == with_tools
+
+
+def test_the_chat_template_is_tried_as_the_run_goes_on(tmp_path):
+  numbered = chat_templates.SMOLLM2.replace(
+    "message['role'] +", "message['role'] + loop.index | string +"
+  )
+  assert numbered != chat_templates.SMOLLM2
+  hf_folder.write_tokenizer(tmp_path, numbered)
+  report = _with_one_turn()
+  tokenizer = environment.read_tokenizer(str(tmp_path))
+  refused = environment.reading(report, tokenizer)
+  assert "history='template'" in refused['problem']
+  parts = environment.parts(report, refused, tokenizer, 80)
+  assert any('cannot be used' in str(part) for part in parts)
+  # Where the whole chat is written anew each turn, it may depend on all of it.
+  assert environment.reading(report, tokenizer, False)['problem'] == ''
+
+
+def test_a_config_says_how_the_run_goes_on():
+  config = default()
+  config.environment.name = f'{MODULE}Countdown'
+  for history in ('append', 'template'):
+    config.environment.history = history
+    arguments = Arguments(
+      name=None, kwargs='{}', max_turns=None, tokenizer=None, config=config
+    )
+    assert environment._asked(arguments).appends == (history == 'append')
 
 
 def test_what_is_told_is_what_differs_and_what_goes_wrong():

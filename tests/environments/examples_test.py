@@ -55,12 +55,41 @@ def test_halving_finds_every_number_in_six_turns(number):
   assert all(0.4 <= x <= 1 for x in policy.rewards.values())
 
 
-@pytest.mark.parametrize('said', ['32', 'higher', '16', ''])
-def test_a_guess_that_cannot_be_ends_the_game(said):
+@pytest.mark.parametrize('said', ['higher', '', '-3'])
+def test_what_is_no_number_ends_the_game(said):
   guess = module('guess_number').guess
   worth, policy = play(guess, ['16', said], {'answer': '20'})
   assert worth == 0 and len(policy.replies) == 2
   assert policy.rewards == {0: 0.5}
+
+
+@pytest.mark.parametrize(
+  'said, told', [('32', 'lower'), ('24', 'lower'), ('16', 'higher')]
+)
+def test_a_guess_that_cannot_be_costs_a_turn(said, told):
+  guess = module('guess_number').guess
+  replies = ['16', '24', said, '20']
+  worth, policy = play(guess, replies, {'answer': '20'})
+  assert worth == 0.5 and policy.context[-2]['content'] == told
+  # 17 to 23 are left after two guesses, and after the third.
+  assert policy.rewards == {0: 0.5, 1: 1 - 7 / 15, 2: 0, 3: 1 - 3 / 7}
+
+
+def test_the_game_ends_after_six_turns():
+  guess = module('guess_number').guess
+  worth, policy = play(guess, ['0'] * 7, {'answer': '20'})
+  assert worth == 0 and len(policy.replies) == 6
+  assert policy.rewards == {0: 1 / 32} | dict.fromkeys(range(1, 6), 0)
+
+
+def test_what_is_shown_is_a_guess_that_may_be_right():
+  for shown in module('guess_number').random_guesses(200):
+    chat, left = shown['prompt'], range(32)
+    for said, new in zip(chat[1::2], chat[2::2], strict=True):
+      at = int(said['content'])
+      is_more = new['content'] == 'higher'
+      left = range(at + 1, left.stop) if is_more else range(left.start, at)
+    assert int(shown['answer']) in left and len(chat) <= 11
 
 
 def test_the_words_of_the_game_are_tokens_of_their_own():

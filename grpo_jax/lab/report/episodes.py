@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 _ENDED = {
   'done': 'ended by the environment',
   'end': 'the policy ended the whole chat',
-  'length': 'cut inside a turn, at sampler.max_tokens',
+  'length': 'cut inside a turn, at the limit of its tokens',
   'turns': 'cut at environment.max_turns',
   'tokens': 'cut at environment.episode_tokens',
   'context': 'cut at environment.context_tokens',

@@ -178,8 +178,8 @@ _MEANINGS = {
     'chat.'
   ),
   'ended/length': (
-    'Share of the episodes with a turn that was cut at sampler.max_tokens, '
-    'which ends them.'
+    'Share of the episodes with a turn that was cut at sampler.max_tokens, or '
+    'where its environment wanted it shorter; it ends them.'
   ),
   'ended/turns': (
     'Share of the episodes that were cut at environment.max_turns.'
