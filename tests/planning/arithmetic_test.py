@@ -141,23 +141,23 @@ def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
     ).params
   )
   engine.load(params, version=0)
-  # More than there are episodes are not drawn at once; two are short.
+  # Two are short, which need no pool of their own.
   keys, sampling = np.zeros((1, 2), np.uint32), made.run.sampling
   for number in range(8):
     ids, limit = ([2], 2) if number < 2 else ([2] * 9, 6)
     engine.submit(engines.Request(ids, keys + number, limit, sampling, calls=8))
   assert len([one for turn in engine.completed() for one in turn]) == 8
   pools, kept = engine._queue._pools, engine._queue._contexts.values()
-  assert [*pools] == [6, 54] and counted.pool_rows == 8 - parked
+  assert [*pools] == [54] and counted.pool_rows == 8 - parked
   arrays = jax.tree.leaves([pool.cache for pool in pools.values()])
   here = sum(x.addressable_shards[0].data.nbytes for x in arrays)
   assert counted.cache == here
-  # What is refused at the start is the widest pool, once for all devices.
+  # What is refused at the start is that pool once for all devices.
   *_, least = limits._pool_bytes(made.run.config, made.run.model.config)
   whole = jax.tree.leaves(pools[54].cache)
   assert least == sum(x.nbytes for x in whole)
   hosts = [one.parked for one, _ in kept if one.parked is not None]
-  assert len(hosts) >= parked - 2
+  assert len(hosts) == parked
   each = {sum(x.nbytes for x in jax.tree.leaves(one)) for one in hosts}
   assert counted.parked == parked * sum(each)
 
@@ -172,11 +172,9 @@ def test_turns_are_drawn_by_programs_of_their_own():
   for name in names[1:]:
     lowered, _ = lowerings[name]()
     memory = lowered.compile().memory_analysis()
-    # The pool of short calls has programs of its own, and what reads needs not
-    # all of the weights: it makes no logits.
-    narrow, widest = map(arithmetic.on_device, counted.pools)
-    given = counted.arguments(name) - narrow
-    least = given if name == 'decode' else widest
+    # What reads needs not all of the weights: it makes no logits.
+    given = counted.arguments(name)
+    least = given if name == 'decode' else counted.cache
     assert least <= memory.argument_size_in_bytes < given + 4000
   once = parts(**PLAYED | {'environment.max_turns': 1})
   assert arithmetic.Arithmetic(once).parked == 0

@@ -307,8 +307,11 @@ class LocalEngine:
   @property
   def _widths_of_calls(self) -> list[int]:
     """Places of the caches of pools, ascending."""
-    longest = max(self.prompt_buckets) + max(self.completion_buckets)
-    return sorted({*self.completion_buckets, longest})
+    prompts, completions = self.prompt_buckets, self.completion_buckets
+    # Others hold no prompt with a completion, and a pool for them would wait
+    # for a call that is short by chance, and be compiled for it.
+    least, longest = (f(prompts) + f(completions) for f in (min, max))
+    return sorted({*(x for x in completions if x >= least), longest})
 
   def pools(self, params: Any, number: int) -> list[Any]:
     """The caches of all pools that so many calls may need.

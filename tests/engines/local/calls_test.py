@@ -35,7 +35,8 @@ def model(**changes):
 
 def engine(made=None, **options):
   made = made or model()
-  options = {'prompt_buckets': (8,), 'completion_buckets': (24, 64)} | options
+  widths = {'prompt_buckets': (8,), 'completion_buckets': (8, 24, 64)}
+  options = widths | options  # pools of 24, 64 and 72
   found = engines.LocalEngine(made, **options)
   params = tiny.params(made)
   if found.mesh is not None:
@@ -307,6 +308,7 @@ def test_the_first_tree_compiles_what_others_of_its_width_need(shards):
 def test_a_width_that_is_needed_later_changes_nothing_that_is_drawn():
   tree = (None, 0, (5, 6, 7, 8), 8), (None, 0, (9, 9, 7), 40), (0, 0, (4,), 6)
   expected = bits(draw(engine(), tree=tree)[1])
+  assert engine()._widths_of_calls == [24, 64, 72]  # none of 8
   for late in range(3):
     order = lambda ready, late=late: [n for n in ready if n != late] or ready
     assert bits(draw(engine(), order, tree=tree)[1]) == expected
