@@ -152,6 +152,7 @@ def test_caches_in_the_order_of_accelerators_do_so_too(reference):
 
 def test_what_waits_without_a_row_is_parked_and_comes_back_unchanged():
   made = engine(max_rows=2)
+  assert made.capabilities.rows == 2
   expected = bits(draw(made)[1])
   for seed in range(4):
     assert bits(draw(made, shuffled(seed))[1]) == expected
