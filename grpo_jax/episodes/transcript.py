@@ -170,7 +170,7 @@ class Transcript:
       (part, np.full(len(part.ids), getattr(part, 'number', -1)))
       for part in self.parts(path)
     )
-    is_cut = same and turns[same] >= 0 and turns[same] == turns[same - 1]
+    is_cut = turns[same] >= 0
     return int(np.argmax(turns == turns[same])) if is_cut else same
 
   def last(self, path: Path) -> Turn | None:

@@ -61,14 +61,15 @@ def play(
   group=2,
   call_format=HERMES,
   tokenizer=TOKENIZER,
-  alike=True,
+  rollout=4,
+  options=(),
   **changes,
 ):
   engine = FakeEngine(answer, FakeEngine.usual)
   engine.load(None, 3)
-  options = sessions.Options(where='here')
+  here = sessions.Options(where='here')
   limits = dataclasses.replace(LIMITS, **changes)
-  with sessions.Player({'': environment}, options) as player:
+  with sessions.Player({'': environment}, here) as player:
     prompts, played = play_lib.play(
       records,
       [7, 9][: len(records)],
@@ -80,8 +81,8 @@ def play(
       limits,
       group,
       seed=1,
-      rollout=4,
-      alike=alike,
+      rollout=rollout,
+      **dict(options),
     )
   return engine, prompts, played
 
@@ -104,6 +105,27 @@ def test_every_token_that_was_sampled_is_chosen_and_none_beside():
       assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
       assert len(one.account.turn_rewards or ()) == int(answer)
       assert episode.finish == engines.ENDED and one.account.last_text == answer
+
+
+def test_the_episodes_of_a_record_begin_with_one_seed_and_evaluations_alike():
+  def seeds(rollout, **options):
+    begun = {}
+
+    async def episode(policy, example, seed):
+      begun.setdefault(example['answer'], []).append(seed)
+      await policy.say('Guess.')
+
+    play(episode, rollout=rollout, options=options)
+    return [*map(sorted, begun.values())]
+
+  for options in ({}, {'purpose': 'evaluate'}, {'purpose': 'x'}):
+    first, second = seeds(1, **options)
+    assert len({*first}) == len({*second}) == 1 and first != second
+  assert all(len({*some}) == 2 for some in seeds(1, alike=False))
+  # What is to be compared begins alike, whenever it is played.
+  assert seeds(1) != seeds(2) != seeds(2, purpose='evaluate')
+  assert seeds(1, purpose='evaluate') == seeds(2, purpose='evaluate')
+  assert seeds(1, purpose='evaluate') != seeds(1, purpose='x')
 
 
 def test_what_is_read_is_what_is_trained():
@@ -348,7 +370,9 @@ def test_first_turns_with_limits_of_their_own_are_requests_of_their_own():
   async def short(policy, example, seed):
     await policy.say('Well?', max_tokens=1 + seed % 2)
 
-  engine, _, _ = play(short, records=RECORDS[:1], group=8, alike=False)
+  engine, _, _ = play(
+    short, records=RECORDS[:1], group=8, options={'alike': False}
+  )
   limits = [one.limit for one in engine.requests]
   assert {1, 2} == {*limits} and len(limits) == 8
   assert all(len(one.keys) == 1 for one in engine.requests)
@@ -367,7 +391,7 @@ def test_episodes_that_begin_with_other_tokens_have_no_prompt():
       records=[{'prompt': 'a', 'index': 7}],
       group=8,
       tokenizer=tokenizer,
-      alike=False,
+      options={'alike': False},
     )
 
 
@@ -483,7 +507,9 @@ def test_what_no_template_takes_fails_its_episode_alone():
       await policy.say({'role': 'user', 'content': 5})
     return 1.0
 
-  _, _, ((*group,),) = play(odd, records=RECORDS[:1], group=8, alike=False)
+  _, _, ((*group,),) = play(
+    odd, records=RECORDS[:1], group=8, options={'alike': False}
+  )
   failures = [one for one in group if one.failure]
   assert 0 < len(failures) < 8
   for one in failures:

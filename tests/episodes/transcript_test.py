@@ -38,13 +38,21 @@ def test_a_line_of_turns():
   found = transcript_lib.episode(one, 2, engines.ENDED)
   assert found.ids.tolist() == [3, 4, 5, 6, 7, 8, 9]
   assert found.chosen.tolist() == [False, True, True, False, True, True, True]
-  assert found.turn[found.chosen].tolist() == [0, 0, 1, 1, 1]
+  assert found.turn.tolist() == [0, 0, 0, 0, 1, 1, 1]  # 0 where it is read
   np.testing.assert_allclose(
     found.logp, [0, -0.4, -0.5, 0, -0.7, -0.8, -0.9], rtol=1e-6
   )
   assert found.version.tolist() == [0, 7, 7, 0, 7, 7, 7]
   assert found.previous is None and found.routing is None
   assert found.entropy is not None and found.entropy.dtype == np.float32
+
+
+def test_an_episode_without_a_turn_or_a_prompt_is_a_line():
+  one = Transcript(KEY)
+  one.read((), [1, 2])
+  found = transcript_lib.episode(one, 0, engines.ENDED)
+  assert found.ids.tolist() == [1, 2] and not found.chosen.any()
+  assert found.previous is None and found.turn.tolist() == [0, 0]
 
 
 def forked(order):
