@@ -187,6 +187,18 @@ def test_every_token_is_computed_once(layout):
   assert few.tokens.shape == line.tokens.shape
 
 
+def test_a_program_of_trees_says_so():
+  """To who wonders why it was compiled."""
+  learner, rollout = bigram_learner(METHODS['grpo']()), rollout_of()
+  said = []
+  for share in (True, False):
+    rows = dataclasses.replace(SPECS['padded'], share=share)
+    made = make_updater(learner, bigram.params(), rows)
+    for one in (rollout, rollout._replace(previous=None)):
+      said.append(layouts_of(made, one).shapes()['branches'])
+  assert said == ['some', 'none', 'some', 'none']
+
+
 @pytest.mark.parametrize('layout', ['shared', 'packed', 'padded'])
 def test_no_tree_has_a_program_of_its_own(layout):
   rows = SPECS[layout]
