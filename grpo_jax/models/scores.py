@@ -152,7 +152,7 @@ def _score_hidden(
   scores = _in_chunks(
     model, params, hidden, target, temperature, with_entropy, chunk_tokens
   )
-  if place is not None:
+  if place is not None and here is not None:
     place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
       lambda x: jnp.take_along_axis(x, place, axis=1), scores
