@@ -356,6 +356,9 @@ def reached(reach: Array, queries: int, first: Array | int = 0) -> jax.Array:
     reach: i32[R,N], of the columns that are seen.
     queries: Q, how many columns see them.
     first: The first of these.
+
+  >>> reached(np.array([[2, 0, 0]]), 3)[0].astype(int).tolist()
+  [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
   """
   column = first + jnp.arange(queries)[:, None]
   behind = (column - jnp.arange(reach.shape[1])[None])[None]
