@@ -71,8 +71,10 @@ class Layouts:
     rows = self.stack(self.first_epoch()[0]).rows
     number, micro_rows, columns = rows.tokens.shape
     *_, slots, positions = rows.column.shape
+    branches = rows.reach is not None or rows.first is not None
     return {
       'layout': self.spec.kind,
+      'branches': 'some' if branches else 'none',
       'micro-batches': number,
       'rows of a micro-batch': micro_rows,
       'columns of a row': columns,

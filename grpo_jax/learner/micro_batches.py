@@ -146,7 +146,7 @@ def cut_rollout(
     how many of the N hold anything. Its tokens are `stack.number_tokens` if
     this process does not know all of them.
   """
-  written, slots = _written(rollout, chosen)
+  written, slots = _written(rollout, chosen, spec)
   mask = np.asarray(rollout.batch.mask)[chosen]
   layout.check_slots(mask, rollout.length[chosen], slots)
   return stack.micro_batches(*written, spec, shards, slots)
@@ -156,15 +156,16 @@ def decided(
   rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec
 ) -> LayoutSpec:
   """What `models.stack.decide` returns for some prompts of a rollout."""
-  written, slots = _written(rollout, chosen)
+  written, slots = _written(rollout, chosen, spec)
   return stack.decide(*written, spec, slots)
 
 
-def _written(rollout: Rollout, chosen: np.ndarray):
+def _written(rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec):
   """(prompts, ids, lengths) of some prompts, and the slots of trees."""
   length, slots = rollout.length[chosen], None
   if rollout.previous is not None:
-    slots = layout.slots_of_trees(length, rollout.previous[chosen])
+    slots_of = layout.whole_trees if spec.share else layout.slots_of_trees
+    slots = slots_of(length, rollout.previous[chosen])
   if rollout.holder is not None:
     shape = rollout.batch.mask.shape
     numbers = stack.number_tokens(rollout.prompts, shape, chosen)

@@ -127,10 +127,11 @@ def _cut(layout: Layout) -> Layout:
   """Which part of each array of micro-batches [N, rows, ...] a shard gets."""
   rows = PartitionSpec(None, sharding.ROW_AXES)
   columns = PartitionSpec(None, sharding.ROW_AXES, 'context')
-  cut = dict.fromkeys(('tokens', 'position', 'segment', 'parent'), columns)
-  names = 'column', 'target', 'completion', 'first', 'count'
-  whole = {name: rows for name in names if getattr(layout, name) is not None}
-  return dataclasses.replace(layout, **cut, **whole)
+  of_columns = 'tokens', 'position', 'segment', 'parent', 'reach'
+  of_slots = 'column', 'target', 'completion', 'first', 'count', 'own'
+  places = dict.fromkeys(of_columns, columns) | dict.fromkeys(of_slots, rows)
+  there = {x: at for x, at in places.items() if getattr(layout, x) is not None}
+  return dataclasses.replace(layout, **there)
 
 
 def _whole(tree: Any, places: Any) -> Any:

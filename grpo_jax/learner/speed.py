@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.models import Model
+from grpo_jax.models import layout
 
 
 def metrics_of_speed(
@@ -26,7 +27,7 @@ def metrics_of_speed(
   the devices could have done in the time. The model needs each prompt token
   once, without logits, and each completion token once, with logits; see
   `flops_per_token`. Repeated work (rematerialisation, prompts repeated in
-  padded rows) does not count.
+  padded rows, copies of what branches share) does not count.
 
   Args:
     rollout: What was sampled and learned from.
@@ -77,15 +78,17 @@ def timed(function: Callable[..., Any], *args) -> tuple[Any, float]:
 
 
 def forward_flops(rollout: Rollout, model: Model) -> float | None:
-  """FLOPs of one forward pass over a rollout, each prompt computed once.
+  """FLOPs of one forward pass over a rollout, each token computed once.
 
   None if the model does not know how many operations it takes.
   """
   prompt = np.array([len(ids) for ids in rollout.prompts])
   in_prompts = np.concatenate([np.arange(n) + 1 for n in prompt])
   place = np.arange(rollout.length.max())
-  in_completions = prompt[:, None, None] + 1 + place
   is_there = place < rollout.length[:, :, None]
+  if rollout.previous is not None:
+    place = layout.depths(rollout.length, rollout.previous)[..., : len(place)]
+  in_completions = prompt[:, None, None] + 1 + place
   of_completions = model.flops_per_token(in_completions)
   of_prompts = model.flops_per_token(in_prompts, with_head=False)
   if of_completions is None or of_prompts is None:

@@ -31,6 +31,7 @@ from grpo_jax.mesh import shards
 from grpo_jax.models import softmax
 from grpo_jax.models.layout import Blocks
 from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import reached
 
 Array = jax.Array
 Attention = Callable[..., tuple[Array, Any]]
@@ -129,11 +130,16 @@ def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
   key_segment, key_position = map(
     shards.gather_columns, (layout.segment, layout.position)
   )
-  same = segment[:, :, None] == key_segment[:, None, :]
-  continued = parent[:, :, None] == key_segment[:, None, :]
-  # The last factor hides padding, whose segment is 0: so is the parent of a
-  # segment that continues none.
-  related = (same | continued) & (key_segment > 0)[:, None, :]
+  if layout.reach is not None:
+    first = shards.first_column(segment.shape[1]) if shards.parts() > 1 else 0
+    reach = shards.gather_columns(layout.reach)
+    related = reached(reach, segment.shape[1], first)
+  else:
+    same = segment[:, :, None] == key_segment[:, None, :]
+    continued = parent[:, :, None] == key_segment[:, None, :]
+    # The last factor hides padding, whose segment is 0: so is the parent of a
+    # segment that continues none.
+    related = (same | continued) & (key_segment > 0)[:, None, :]
 
   def attention(query, key, value, cache, window, cap=None):
     recent = _recent(layout.position, key_position, window)
@@ -152,7 +158,8 @@ def _over_blocks(
 ) -> Attention:
   """Attention in rows of one prompt and equal blocks behind it.
 
-  The prompt attends to itself; each block attends to the prompt and to itself.
+  The prompt attends to itself; each block attends to the prompt and to itself,
+  or, of a tree, to what reaches it of itself.
   """
   rows = layout.tokens.shape[0]
   edge = blocks.prompt_tokens
@@ -164,7 +171,9 @@ def _over_blocks(
   position, prompt_position = layout.position, layout.position[:, :edge]
   own_position = own(position)
   used = layout.segment > 0
-  prompt_used, own_used = used[:, None, :edge], own(used)[:, None]
+  prompt_used, related = used[:, None, :edge], own(used)[:, None]
+  if layout.reach is not None:
+    related = reached(own(layout.reach), blocks.completion_tokens)
 
   def attention(query, key, value, cache, window, cap=None):
     # To the prompt's keys, all tokens of a row are one long list of queries:
@@ -181,7 +190,7 @@ def _over_blocks(
       own(query),
       own(key),
       own(value),
-      _recent(own_position, own_position, window) & own_used,
+      _recent(own_position, own_position, window) & related,
       forward_mode,
       cap,
     )

@@ -27,6 +27,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.mesh import sharding
 from grpo_jax.models.axes import MatrixAxes
 from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import reached
 from grpo_jax.models.protocol import Scores
 from grpo_jax.models.scores import token_scores
 from grpo_jax.models.scores import without_ids
@@ -211,6 +212,10 @@ class Foreign:
     # from positions would attend to it.
     positions = jnp.broadcast_to(jnp.arange(columns)[None], (rows, columns))
     mask = causal_mask(rows, columns)
+    if layout.reach is not None:  # completions are trees
+      used = jnp.asarray(layout.segment) > 0
+      positions = jnp.where(used, layout.position, positions)
+      mask = reached(layout.reach, columns)
     logits, _ = self.logits(params, layout.tokens, positions, None, mask)
     logits = sharding.constrain_rows(logits)
     # A padded row has one slot.
@@ -221,9 +226,12 @@ class Foreign:
     return jax.tree.map(lambda x: x[:, None], scores)
 
   def shares_prompts(self, platform: str) -> bool:
-    """False: a module reads padded rows."""
+    """Whether the module obeys the mask; else branches read copies.
+
+    It reads padded rows, and no prompt is shared in these.
+    """
     del platform
-    return False
+    return self.attention == 'mask'
 
   def flops_per_token(self, context: ArrayLike, with_head: bool = True) -> None:
     """None: what the module computes is not known here."""
@@ -294,9 +302,10 @@ def from_nnx(
       Every row writes its next columns in the order of the calls. None: the
       engine computes the whole row anew for every token.
     attention: `'mask'` if a token attends to the keys that the mask allows and
-      to no others. `'causal'` if the module ignores the mask, or adds a window
-      of its own: it attends to what came before. With a cache, prompts are then
-      read token by token, because a cache must have no gaps.
+      to no others; where episodes branch, these are not all that came before.
+      `'causal'` if the module ignores the mask, or adds a window of its own: it
+      attends to what came before. With a cache, prompts are then read token by
+      token, because a cache must have no gaps.
     decays: From a parameter's path and shape to whether weight decay acts on
       it; by default on arrays of two axes and more.
     logical_axes: From a parameter's path and shape to the names of its axes in

@@ -12,9 +12,10 @@ computes. The only readers of a layout are `models.attention` and
 `models.scores`. Losses never see a layout, and a layout holds no rewards.
 
 The tokens of a completion lie on T, each once. If what was read before a token
-is not simply what lies before it on T, the completion is a tree and lies in
-several slots: `slots_of_trees`. A slot scores a run of its tokens, behind a
-copy of their context.
+is not simply what lies before it on T, the completion is a tree. It lies in one
+slot, every token in one column: `whole_trees`. Where a model cannot read that,
+it lies in several: `slots_of_trees`. Such a slot scores a run of its tokens,
+behind a copy of their context.
 
 Layouts are built on the host, in NumPy, from what the sampler returned.
 """
@@ -25,6 +26,7 @@ import dataclasses
 import itertools
 import math
 from typing import Any
+from typing import Literal
 from typing import NamedTuple
 
 import jax
@@ -50,19 +52,106 @@ class Slot(NamedTuple):
     count: How many tokens follow each other on T and are scored.
     context: i[k], the places on T of what is read between the prompt and the
       first token, in the order in which it is read.
+    previous: i[count], of a whole tree: the place on T of the token that each
+      token follows; -1: it follows the prompt. None: the one before it.
   """
 
   completion: int
   first: int
   count: int
   context: np.ndarray
+  previous: np.ndarray | None = None
 
 
 _NOTHING = np.zeros(0, np.int32)
 
 
+class Tree(NamedTuple):
+  """The tokens of a completion, so ordered that each has its own behind it.
+
+  Behind each token come all that have read it, and nothing else before the last
+  of them. So it takes one number to say who sees a token.
+
+  Attributes:
+    column: i[n], of each token on T its place in this order.
+    depth: i[n], of each token on T how many tokens it has read.
+    reach: i[n], of each token on T how many tokens have read it.
+  """
+
+  column: np.ndarray
+  depth: np.ndarray
+  reach: np.ndarray
+
+
+def order_tree(previous: np.ndarray) -> Tree:
+  """The order of a completion that may branch.
+
+  Args:
+    previous: i[n], the place on T of the token that each token follows; -1: it
+      follows the prompt.
+
+  >>> [x.tolist() for x in order_tree(np.array([-1, 0, 0, 1]))]
+  [[0, 1, 3, 2], [0, 1, 1, 2], [3, 1, 0, 0]]
+  """
+  column, depth, reach = np.zeros((3, len(previous)), np.int32)
+  begins, runs = _runs(previous) if len(previous) else ((), ())
+  inside = np.zeros(len(previous), np.int32)  # in the branches behind a token
+  for first, end in reversed(runs):
+    own = np.arange(end - first - 1, -1, -1)
+    reach[first:end] = own + np.cumsum(inside[first:end][::-1])[::-1]
+    if previous[first] >= 0:
+      inside[previous[first]] += reach[first] + 1
+  free: dict[int, int] = {-1: 0}  # where the next branch behind a token goes
+  for first, end in runs:
+    last, steps = int(previous[first]), np.arange(end - first)
+    if last not in free:  # what goes on with its run is nearest to it
+      goes_on = last + 1 < len(previous) and last + 1 not in begins
+      free[last] = column[last] + 1 + (reach[last + 1] + 1 if goes_on else 0)
+    column[first:end] = free[last] + steps
+    depth[first:end] = (depth[last] + 1 if last >= 0 else 0) + steps
+    free[last] += reach[first] + 1
+  return Tree(column, depth, reach)
+
+
+def depths(length: np.ndarray, previous: np.ndarray) -> np.ndarray:
+  """How many tokens each has read of its completion, i32[P,G,T].
+
+  Args:
+    length: i32[P,G], tokens of each completion.
+    previous: i32[P,G,T], as in `slots_of_trees`.
+  """
+  found = np.zeros(previous.shape, np.int32)
+  for at in np.ndindex(length.shape):
+    size = length[at]
+    found[at][:size] = order_tree(previous[at][:size]).depth
+  return found
+
+
+def _runs(previous: np.ndarray) -> tuple[set[int], list[tuple[int, int]]]:
+  """The first tokens of runs that follow each other on T, and the runs."""
+  place = np.arange(len(previous))
+  # A token follows an earlier one, or there would be a circle.
+  assert np.all((previous >= -1) & (previous < place)), 'no order of a tree'
+  begins = [0, *np.flatnonzero(previous != place - 1).tolist()]
+  return {*begins}, [*itertools.pairwise([*begins, len(previous)])]
+
+
+def whole_trees(length: np.ndarray, previous: np.ndarray) -> list[Slot]:
+  """A slot for each completion, which has what its branches share once.
+
+  Args:
+    length: i32[P,G], tokens of each completion.
+    previous: i32[P,G,T], as in `slots_of_trees`.
+  """
+  trees, sizes = previous.reshape(-1, previous.shape[-1]), length.reshape(-1)
+  return [
+    Slot(number, 0, size, _NOTHING, trees[number, :size])
+    for number, size in enumerate(sizes.tolist())
+  ]
+
+
 def slots_of_trees(length: np.ndarray, previous: np.ndarray) -> list[Slot]:
-  """The slots of completions that are trees: as few as there can be.
+  """The slots of trees that are read run by run: as few as there can be.
 
   Args:
     length: i32[P,G], tokens of each completion.
@@ -75,18 +164,15 @@ def slots_of_trees(length: np.ndarray, previous: np.ndarray) -> list[Slot]:
   """
   found, trees = [], previous.reshape(-1, previous.shape[-1])
   for number, size in enumerate(length.reshape(-1).tolist()):
-    own, place = trees[number, :size], np.arange(size)
-    # A token follows an earlier one, or there would be a circle.
-    assert np.all((own >= -1) & (own < place)), 'no order of a tree'
-    begins = [0, *np.flatnonzero(own != place - 1)]
+    own = trees[number, :size]
     runs: list[Slot] = []
-    for first, end in itertools.pairwise([*begins, size]):
+    for first, end in _runs(own)[1]:
       last, context = int(own[first]) if size else -1, _NOTHING
       if last >= 0:
         before = next(run for run in reversed(runs) if run.first <= last)
         since = np.arange(before.first, last + 1)
         context = np.concatenate([before.context, since])
-      runs.append(Slot(number, int(first), int(end - first), context))
+      runs.append(Slot(number, first, end - first, context))
     found += runs
   return found
 
@@ -136,7 +222,7 @@ class Layout:
   prompt, or a prompt with its completion. A segment may continue another: a
   completion continues the prompt that it shares with others. A token attends to
   the earlier positions of its own segment and of the segment that this one
-  continues.
+  continues; if there is a `reach`, to those of them that reach it.
 
   Shapes: `R` rows, `S` columns, `C` slots for completions in each row, `T`
   completion positions. Any slice of rows is a layout again. A slot's arrays
@@ -154,6 +240,10 @@ class Layout:
     first: i32[R,C], the place on T of the first token of a slot; None: every
       completion lies in one slot, which begins with its token 0.
     count: i32[R,C], how many tokens a slot scores; None like `first`.
+    reach: i32[R,S], if completions are trees: how many of the next columns see
+      a column; see `reached`. It says all that segments say. None: no branches.
+    own: i32[R,C,T], with `reach`: the column of completion token t; without, it
+      is the one behind `column`, but for the first token.
     parents: Whether any segment continues another.
     blocks: The equal blocks of every row, if it has such; attention then does
       no work across blocks. None for rows of any segments.
@@ -168,6 +258,8 @@ class Layout:
   completion: Array
   first: Array | None = None
   count: Array | None = None
+  reach: Array | None = None
+  own: Array | None = None
   parents: bool = dataclasses.field(default=False, metadata=dict(static=True))
   blocks: Blocks | None = dataclasses.field(
     default=None, metadata=dict(static=True)
@@ -204,8 +296,9 @@ class LayoutSpec:
     shards: Data shards; a micro-batch then has a multiple of this many rows.
     key_cost: Cost of attending to one more key, relative to all else that a
       token costs; `'auto'` compares layouts by it.
-    share: Whether packed completions of a group share their prompt; see
-      `packed_rows`.
+    share: Whether what tokens see can be any part of a row. Then packed
+      completions of a group share their prompt, see `packed_rows`, and branches
+      of a completion what they have in common, see `whole_trees`.
     parts: Into how many equal parts the columns of a row are cut, over devices.
     part_columns: A part, if there are several, has a multiple of this many.
   """
@@ -256,6 +349,22 @@ class LayoutSpec:
     return min(sizes, key=lambda rows: -on_each % rows) * self.shards
 
 
+def reached(reach: Array, queries: int, first: Array | int = 0) -> jax.Array:
+  """bool[R,Q,N], which columns see which, by `Layout.reach`.
+
+  Args:
+    reach: i32[R,N], of the columns that are seen.
+    queries: Q, how many columns see them.
+    first: The first of these.
+
+  >>> reached(np.array([[2, 0, 0]]), 3)[0].astype(int).tolist()
+  [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+  """
+  column = first + jnp.arange(queries)[:, None]
+  behind = (column - jnp.arange(reach.shape[1])[None])[None]
+  return (behind >= 0) & (behind <= jnp.asarray(reach)[:, None])
+
+
 def bucket(length: int, sizes: Sequence[int], what: str) -> int:
   """The smallest allowed size that holds `length` tokens.
 
@@ -286,7 +395,7 @@ def bucket(length: int, sizes: Sequence[int], what: str) -> int:
 
 
 def _empty(
-  rows: int, columns: int, in_row: int, tokens: Array, is_cut: bool
+  rows: int, columns: int, in_row: int, tokens: Array, kind: '_Kind'
 ) -> dict[str, Any]:
   """The arrays of a layout in which nothing has been written.
 
@@ -295,14 +404,15 @@ def _empty(
     columns: `S`.
     in_row: `C`.
     tokens: i32[P,G,T].
-    is_cut: Whether a completion may lie in several slots.
+    kind: Of the slots.
   """
   number, group, width = tokens.shape
+  is_tree, is_cut = kind == 'trees', kind == 'runs'
+  of_columns = 'tokens', 'position', 'segment', 'parent'
+  of_tokens = 'column', 'target'
   shapes = {
-    **dict.fromkeys(
-      ('tokens', 'position', 'segment', 'parent'), (rows, columns)
-    ),
-    **dict.fromkeys(('column', 'target'), (rows, in_row, width)),
+    **dict.fromkeys(of_columns + ('reach',) * is_tree, (rows, columns)),
+    **dict.fromkeys(of_tokens + ('own',) * is_tree, (rows, in_row, width)),
     **dict.fromkeys(('first', 'count') if is_cut else (), (rows, in_row)),
   }
   fields = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
@@ -311,13 +421,27 @@ def _empty(
   return {**fields, 'completion': nobody}
 
 
-def _write(fields, row, start, ids, position, segment, parent=0):
+def _write(fields, row, start, ids, position, segment, parent=0, tree=None):
   """Puts `ids` into columns `start...` of a row, as (part of) a segment."""
   span = slice(start, start + len(ids))
-  fields['tokens'][row, span] = ids
-  fields['position'][row, span] = position + np.arange(len(ids))
+  column, depth = span, np.arange(len(ids))
+  if tree is not None:
+    column, depth = start + tree.column, tree.depth
+    fields['reach'][row, column] = tree.reach
+  fields['tokens'][row, column] = ids
+  fields['position'][row, column] = position + depth
   fields['segment'][row, span] = segment
   fields['parent'][row, span] = parent
+
+
+_Kind = Literal['lines', 'runs', 'trees']
+
+
+def _kind(slots: Sequence[Slot] | None) -> _Kind:
+  """What slots hold: whole completions, runs behind contexts, whole trees."""
+  if slots is None:
+    return 'lines'
+  return 'runs' if slots[0].previous is None else 'trees'
 
 
 class _Piece(NamedTuple):
@@ -326,6 +450,7 @@ class _Piece(NamedTuple):
   slot: Slot
   prompt: Sequence[int]
   ids: np.ndarray  # those of the context, and then those that are scored
+  tree: Tree | None
 
   @property
   def tokens(self) -> int:
@@ -349,8 +474,13 @@ def _score(fields, row, place, piece: _Piece, last, start):
   ids, span = piece.ids[before:], slice(slot.first, slot.first + slot.count)
   fields['completion'][row, place] = slot.completion
   fields['target'][row, place, span] = ids
-  # A column predicts the token of the next one.
   column = fields['column'][row, place, span]
+  if piece.tree is not None:
+    own = start + piece.tree.column
+    column[:] = np.append(own, last)[slot.previous]  # -1 is the last of these
+    fields['own'][row, place, span] = own
+    return
+  # A column predicts the token of the next one.
   column[:] = start + before + np.arange(-1, len(ids) - 1)
   if len(ids) and not before:
     column[0] = last
@@ -378,7 +508,8 @@ def _pieces(prompts, tokens, length, slots) -> list[list[_Piece]]:
     ids = tokens[p, g, slot.first : slot.first + slot.count]
     if len(slot.context):
       ids = np.concatenate([tokens[p, g, slot.context], ids])
-    found[p].append(_Piece(slot, prompts[p], ids))
+    tree = None if slot.previous is None else order_tree(slot.previous)
+    found[p].append(_Piece(slot, prompts[p], ids, tree))
   return found
 
 
@@ -389,7 +520,7 @@ def _laid_out(
   tokens: Array,
   wanted: Wanted | None,
   share: bool,
-  is_cut: bool,
+  kind: _Kind,
   blocks: Blocks | None = None,
 ) -> Layout:
   """Writes bundles of completions that lie behind one copy of their prompt.
@@ -402,27 +533,31 @@ def _laid_out(
     wanted: Which rows to fill; None: all.
     share: Whether a completion is a segment that continues its prompt's.
       Otherwise it is part of the prompt's segment.
-    is_cut: Whether a completion may lie in several slots.
+    kind: Of the slots.
     blocks: The columns of a prompt and of each completion; None: as many as
       each has tokens.
   """
-  fields = _empty(len(rows), columns, in_row, tokens, is_cut)
+  fields = _empty(len(rows), columns, in_row, tokens, kind)
   mine = wanted(len(rows), columns) if wanted else np.ones(len(rows), bool)
   for row in np.flatnonzero(mine).tolist():
     start, place, segment = 0, 0, 0
     for bundle in rows[row]:
       prompt = bundle[0].prompt
       segment += 1
-      prompt_segment, last = segment, start + len(prompt) - 1
+      prompt_segment, begin, last = segment, start, start + len(prompt) - 1
       _write(fields, row, start, prompt, 0, prompt_segment)
       start += blocks.prompt_tokens if blocks else len(prompt)
       for piece in bundle:
         segment += share
         parent = prompt_segment if share else 0
-        _write(fields, row, start, piece.ids, len(prompt), segment, parent)
+        at, tree = (len(prompt), segment, parent), piece.tree
+        _write(fields, row, start, piece.ids, *at, tree)
         _score(fields, row, place, piece, last, start)
         start += blocks.completion_tokens if blocks else len(piece.ids)
         place += 1
+      if kind == 'trees':  # all that lies behind a prompt has read it
+        column = np.arange(begin, last + 1)
+        fields['reach'][row, column] = start - 1 - column
   return Layout(**fields, parents=share, blocks=blocks)
 
 
@@ -443,7 +578,7 @@ def padded_rows(
     row_tokens: Width of the rows, `S`.
     wanted: Which rows to fill; None: all.
     slots: Which tokens are scored behind which; None: each completion lies in
-      one slot. See `slots_of_trees`.
+      one slot. See `whole_trees` and `slots_of_trees`.
 
   Returns:
     A `Layout` with a row for each slot, `R = P * G` if none are given, and
@@ -455,8 +590,8 @@ def padded_rows(
   pieces = list(itertools.chain(*_pieces(prompts, tokens, length, slots)))
   for piece in pieces:
     bucket(piece.tokens, (row_tokens,), 'prompt and completion')
-  rows, is_cut = [[[piece]] for piece in pieces], slots is not None
-  return _laid_out(rows, row_tokens, 1, tokens, wanted, False, is_cut)
+  rows, kind = [[[piece]] for piece in pieces], _kind(slots)
+  return _laid_out(rows, row_tokens, 1, tokens, wanted, False, kind)
 
 
 def packed_rows(
@@ -516,8 +651,8 @@ def packed_rows(
     for row in _first_fit(sizes, row_tokens, counts, most)
   ]
   most = max(sum(map(len, row)) for row in rows)
-  is_cut = slots is not None
-  return _laid_out(rows, row_tokens, most, tokens, wanted, share, is_cut)
+  kind = _kind(slots)
+  return _laid_out(rows, row_tokens, most, tokens, wanted, share, kind)
 
 
 def _first_fit(
@@ -592,6 +727,6 @@ def shared_prompt(
     bucket(len(piece.prompt), (prompt_tokens,), 'prompt')
   # Blocks have the same width, however short their completions are: attention
   # can then be computed block by block, as one array.
-  columns, is_cut = prompt_tokens + group * most, slots is not None
+  columns, kind = prompt_tokens + group * most, _kind(slots)
   blocks = Blocks(prompt_tokens, group, most)
-  return _laid_out(rows, columns, group, tokens, wanted, True, is_cut, blocks)
+  return _laid_out(rows, columns, group, tokens, wanted, True, kind, blocks)

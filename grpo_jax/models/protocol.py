@@ -142,7 +142,11 @@ class Model(Protocol):
     ...
 
   def shares_prompts(self, platform: str) -> bool:
-    """Whether its attention on a platform can share prompts in packed rows."""
+    """Whether its attention on a platform lets tokens see any part of a row.
+
+    Packed completions then share prompts, and branches what they have in
+    common (`Layout.reach`). If not, each of them reads a copy.
+    """
     ...
 
   def flops_per_token(

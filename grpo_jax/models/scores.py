@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import math
+from typing import Any
 
 import jax
 from jax import lax
@@ -105,7 +106,7 @@ def score_routed(
     The `Scores`, and what the routers did.
   """
   rows, slots, tokens = layout.column.shape
-  column, here = _places(layout)
+  column, here = _places(layout, layout.column)
   column = column.reshape(rows, slots * tokens)
   # Positions that predict several tokens count for each of them.
   times = jax.vmap(
@@ -136,34 +137,22 @@ def _score_hidden(
 ) -> Scores:
   """The scores of a layout from the outputs of the last layer, f[R,S,width]."""
   rows, slots, tokens = layout.column.shape
-  column, here = _places(layout)
-  column = column.reshape(rows, slots * tokens)
   few = layout.blocks is None and layout.tokens.shape[1] < slots * tokens
   if few or shards.parts() > 1:
     # Many short completions in a row: it has fewer columns than places for
-    # completion tokens, so scoring every column is less work. A column predicts
-    # the token of the next column. The exception is the first token of a
-    # completion, which the end of a shared prompt predicts, for several
-    # completions at once; these are scored in columns added behind the others.
-    # If rows are cut, each part scores the columns that it has.
-    slot_column = column.reshape(rows, slots, tokens)
-    first = _first_of(layout, slot_column)
-    hidden = jnp.concatenate(
-      [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
-    )
-    target = jnp.concatenate(
-      [_following(layout.tokens), _first_of(layout, layout.target)], axis=1
-    )
-    scores = _in_chunks(
-      model, params, hidden, target, temperature, with_entropy, chunk_tokens
-    )
-    first_place = layout.tokens.shape[1] + jnp.arange(slots)
-    if layout.first is None:
-      place = slot_column.at[:, :, 0].set(first_place[None])
-    else:
-      first = jnp.asarray(layout.first)[..., None]
-      begins = jnp.arange(tokens)[None, None] == first
-      place = jnp.where(begins, first_place[None, :, None], slot_column)
+    # completion tokens, so scoring every column is less work. If rows are cut,
+    # each part scores the columns that it has.
+    find = _columns if layout.own is None else _columns_of_trees
+    hidden, target, place, here = find(layout, hidden)
+  else:
+    column = _places(layout, layout.column)[0].reshape(rows, slots * tokens)
+    hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
+    target = layout.target.reshape(rows, slots * tokens)
+    place = here = None
+  scores = _in_chunks(
+    model, params, hidden, target, temperature, with_entropy, chunk_tokens
+  )
+  if place is not None and here is not None:
     place = place.reshape(rows, slots * tokens)
     scores = jax.tree.map(
       lambda x: jnp.take_along_axis(x, place, axis=1), scores
@@ -172,13 +161,65 @@ def _score_hidden(
       here = here.reshape(rows, -1)
       scores = jax.tree.map(lambda x: jnp.where(here, x, 0), scores)
       scores = shards.sum_columns(scores)
-  else:
-    hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
-    target = layout.target.reshape(rows, slots * tokens)
-    scores = _in_chunks(
-      model, params, hidden, target, temperature, with_entropy, chunk_tokens
-    )
   return jax.tree.map(lambda x: x.reshape(rows, slots, tokens), scores)
+
+
+def _columns(layout: Layout, hidden: Array):
+  """What is scored if every column predicts the token of the next one.
+
+  The exception is the first token of a completion, which the end of a shared
+  prompt predicts, for several completions at once; these are scored in columns
+  added behind the others.
+
+  Args:
+    layout: The rows.
+    hidden: f[R,S,W], outputs of the last layer.
+
+  Returns:
+    (f[R,N,W], i32[R,N], i32[R,C,T], bool[R,C,T]): at N places the output and
+    the token that is scored; for each completion token its place, and whether
+    that is here; see `_places`.
+  """
+  tokens = layout.target.shape[2]
+  column, here = _places(layout, layout.column)
+  first = _first_of(layout, column)
+  hidden = jnp.concatenate(
+    [hidden, jnp.take_along_axis(hidden, first[:, :, None], axis=1)], axis=1
+  )
+  target = jnp.concatenate(
+    [_following(layout.tokens), _first_of(layout, layout.target)], axis=1
+  )
+  first_place = layout.tokens.shape[1] + jnp.arange(column.shape[1])
+  if layout.first is None:
+    place = column.at[:, :, 0].set(first_place[None])
+  else:
+    first = jnp.asarray(layout.first)[..., None]
+    begins = jnp.arange(tokens)[None, None] == first
+    place = jnp.where(begins, first_place[None, :, None], column)
+  return hidden, target, place, here
+
+
+def _columns_of_trees(layout: Layout, hidden: Array):
+  """`_columns` if any column may predict the tokens of several others.
+
+  So each token is scored in its own column, from the output that predicts it.
+  """
+  rows, size = layout.tokens.shape
+  own, column = (
+    jnp.asarray(x).reshape(rows, -1) for x in (layout.own, layout.column)
+  )
+  # What is in no slot has 0 for both, the column of a prompt, which no one
+  # scores.
+  nothing = jnp.zeros((rows, size * shards.parts()), jnp.int32)
+  source = jax.vmap(lambda x, at, value: x.at[at].set(value))(
+    nothing, own, column
+  )
+  if shards.parts() > 1:
+    first = shards.first_column(size)
+    source = lax.dynamic_slice_in_dim(source, first, size, axis=1)
+  hidden = shards.gather_columns(hidden)
+  hidden = jnp.take_along_axis(hidden, source[:, :, None], axis=1)
+  return hidden, layout.tokens, *_places(layout, layout.own)
 
 
 def _first_of(layout: Layout, values: Array) -> Array:
@@ -189,14 +230,18 @@ def _first_of(layout: Layout, values: Array) -> Array:
   return jnp.take_along_axis(values, first, axis=2)[:, :, 0]
 
 
-def _places(layout: Layout) -> tuple[Array, Array]:
-  """Among the columns at hand, the one that predicts each completion token.
+def _places(layout: Layout, column: Any) -> tuple[Array, Array]:
+  """The columns of completion tokens among those at hand.
+
+  Args:
+    layout: The rows.
+    column: i32[R,C,T], a column for each completion token.
 
   Returns:
     i32[R,C,T], and bool[R,C,T], whether that column is here: rows may be cut,
     see `shards.parts`. Where it is not, the first number is 0.
   """
-  column, size = jnp.asarray(layout.column), layout.tokens.shape[1]
+  column, size = jnp.asarray(column), layout.tokens.shape[1]
   if shards.parts() == 1:
     return column, jnp.ones(column.shape, bool)
   column -= shards.first_column(size)

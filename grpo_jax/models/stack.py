@@ -44,7 +44,8 @@ def micro_batches(
   Returns:
     A `Layout` [N, micro_rows, ...], and how many of the N hold anything. The
     shapes depend on the buckets, and on nothing else once `spec` is a result of
-    `decide`; of trees also on the number of rows, up to a power of two.
+    `decide`; of trees that lie in several slots also on the number of rows, up
+    to a power of two.
   """
   spec = decide(prompts, tokens, length, spec, slots)
   number, group, _ = tokens.shape
@@ -205,7 +206,8 @@ def _built(
       wanted,
       slots,
     )
-  # There may be more of trees, and few shapes are compiled for them.
+  # There may be more if trees lie in several slots, and few shapes are compiled
+  # for them.
   here = rows.tokens.shape[0]
   return rows, most if here <= most else _power_of_two(here)
 
@@ -250,8 +252,8 @@ def pad_to(
     widths = [(0, more_rows), more] + [(0, 0)] * (x.ndim - 2)
     return np.pad(x, widths, constant_values=value)
 
-  columns_of = 'tokens', 'position', 'segment', 'parent'
-  slots_of = 'column', 'target', 'first', 'count'
+  columns_of = 'tokens', 'position', 'segment', 'parent', 'reach'
+  slots_of = 'column', 'target', 'first', 'count', 'own'
   fields = {
     name: pad(x, more_columns if name in columns_of else more_slots)
     for name in (*columns_of, *slots_of)

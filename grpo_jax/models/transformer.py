@@ -135,9 +135,10 @@ class Transformer:
     return self.config
 
   def shares_prompts(self, platform: str) -> bool:
-    """The splash kernel cannot run on rows with shared prompts.
+    """The splash kernel cannot run on rows with shared prompts or branches.
 
-    See `kernels.splash_suits`.
+    See `kernels.splash_suits`. Copies cost less than the portable code would,
+    which makes an array of all queries times all keys.
     """
     splash = platform == 'tpu' and self.config.attention in ('auto', 'splash')
     return not splash

@@ -422,13 +422,27 @@ def cost(tokenizer, said, answers, renders, tools):
   previous = episode.previous
   if previous is None:
     previous = np.arange(-1, length - 1)
-  slots = layout.slots_of_trees(np.array([[length]]), previous[None, None])
+  lengths = np.array([[length]])
+
+  def read(slots_of):
+    """Tokens in the rows of the learner."""
+    rows = layout.packed_rows(
+      [prompts[0]],
+      episode.ids[None, None],
+      lengths,
+      size + length,
+      share=False,
+      slots=slots_of(lengths, previous[None, None]),
+    )
+    return np.count_nonzero(rows.segment)
+
   return (
     branches(episode),
     size + length,
     sum(len(one.ids) for one in requests),
     len(requests[-1].ids),
-    sum(size + len(one.context) + one.count for one in slots),
+    read(layout.whole_trees),
+    read(layout.slots_of_trees),
   )
 
 
@@ -472,7 +486,8 @@ def test_what_is_rewritten_costs_branches_and_spares_reading():
   assert [row[2] for row in rows] == [0, 5, 0, 0, 0, 2]
   assert rows[2][2:] == rows[3][2:]  # all of it is behind the last question
   for append, template in (rows[:2], rows[4:]):
-    assert append[3] == append[6] < template[3] < template[6]
+    assert append[3] == append[6] == append[7]
+    assert append[3] < template[3] == template[6] < template[7]
     assert template[4] < append[4] and template[5] < append[5]
 
 

@@ -158,7 +158,12 @@ def is_drawn(rollout):
   return rollout
 
 
-LAYOUTS = 'padded', 'packed', 'shared'
+# Branches share what they have in common, or each has a copy of it.
+LAYOUTS = tuple(
+  kind + of_branches
+  for kind in ('padded', 'packed', 'shared')
+  for of_branches in ('', ' copies')
+)
 MESHES = {1: {}, 8: dict(data=2, fsdp=4)}
 CASES = [
   (branches, kind, devices)
@@ -166,7 +171,19 @@ CASES = [
   for kind in LAYOUTS
   for devices in MESHES
 ]
-SOME = {(True, 'shared', 1), (True, 'packed', 8)}
+SOME = {
+  (True, 'shared', 1),
+  (True, 'packed', 8),
+  (True, 'packed copies', 1),
+}
+
+
+def laid_out(kind, micro_rows=8, pack_tokens=40):
+  """The spec of one of `LAYOUTS`."""
+  kind, _, copies = kind.partition(' ')
+  return dataclasses.replace(
+    spec(kind, micro_rows, pack_tokens=pack_tokens), share=not copies
+  )
 
 
 def of_mesh(method, devices):
@@ -179,7 +196,7 @@ def of_mesh(method, devices):
 def test_the_learner_finds_what_the_sampler_said(branches, kind, devices):
   rollout = is_drawn(hand_made(branches))
   learner = of_mesh('grpo', devices)
-  made = make_updater(learner, PARAMS, spec(kind, 8, pack_tokens=40))
+  made = make_updater(learner, PARAMS, laid_out(kind))
   with jax.default_matmul_precision('highest'):
     found = np.asarray(score(made, PARAMS, rollout).logp)
   mask = rollout.batch.mask
@@ -272,14 +289,14 @@ def expected_of_hand_made(method, branches):
 
 
 @pytest.mark.parametrize(
-  'branches, kind, devices', chosen(CASES, {(True, 'shared', 1)})
+  'branches, kind, devices',
+  chosen(CASES, {(True, 'shared', 1), (True, 'shared copies', 1)}),
 )
 def test_only_what_the_policy_chose_has_a_gradient(branches, kind, devices):
   """GSPO pools the ratios of a completion, wherever its tokens lie."""
   rollout = moved(is_drawn(hand_made(branches)))
   learner = of_mesh('gspo', devices)
-  rows = spec(kind, 8, pack_tokens=40)
-  found = found_gradient(learner, PARAMS, rollout, rows)
+  found = found_gradient(learner, PARAMS, rollout, laid_out(kind))
   expected, slope = expected_of_hand_made('gspo', branches)
   tiny.assert_trees_close(found.grads, expected, 1e-5)
   np.testing.assert_allclose(found.slope, slope, atol=1e-6)
@@ -339,6 +356,7 @@ BIGRAM_CASES = [
     BIGRAM_CASES,
     {
       ('gspo', 'shared', 1), ('entropy', 'packed', 8),
+      ('gspo', 'shared copies', 8),
     },
   ),
 )  # fmt: skip
@@ -354,14 +372,13 @@ def test_any_method_learns_from_trees(method, kind, devices):
     expected, slope = expected_gradient(
       method, rollout, of_bigram_by_itself(rollout), params
     )
-    found = found_gradient(
-      learner, params, rollout, spec(kind, 8, pack_tokens=40)
-    )
+    found = found_gradient(learner, params, rollout, laid_out(kind))
     tiny.assert_trees_close(found.grads, expected, 1e-5)
     np.testing.assert_allclose(found.slope, slope, atol=1e-6)
 
 
-def test_routers_count_a_token_in_one_of_its_slots():
+@pytest.mark.parametrize('kind', ['packed', 'packed copies'])
+def test_routers_count_a_token_in_one_of_its_slots(kind):
   def score_routed(params, rows, with_entropy, counted, sampled):
     del sampled
     number = jnp.sum(counted, dtype=jnp.float32)[None, None]
@@ -370,17 +387,19 @@ def test_routers_count_a_token_in_one_of_its_slots():
 
   learner = bigram_learner(METHODS['grpo'](), score_routed=score_routed)
   rollout = of_bigram(0, 0.5)
-  found = found_gradient(learner, bigram.params(), rollout, spec('packed', 2))
+  rows = laid_out(kind, 2, pack_tokens=30)
+  found = found_gradient(learner, bigram.params(), rollout, rows)
   drawn = rollout.drawn[rollout.batch.valid].sum()
   assert found.routed.statistics.load.item() == drawn > 0
 
 
-def test_an_update_counts_what_the_policy_chose():
+@pytest.mark.parametrize('kind', ['packed', 'packed copies'])
+def test_an_update_counts_what_the_policy_chose(kind):
   rollout = of_bigram(0, 0.3)
   rollout = rollout._replace(batch=rollout.batch._replace(logp_old=None))
   made = make_updater(
-    bigram_learner(METHODS['gspo']()), bigram.params(), spec('packed', 2),
-    batches=2,
+    bigram_learner(METHODS['gspo']()), bigram.params(),
+    laid_out(kind, 2, pack_tokens=30), batches=2,
   )  # fmt: skip
   state = made.compiled.init(jax.tree.map(jnp.copy, bigram.params()))
   state, measured = learned(made, state, rollout)
@@ -392,11 +411,12 @@ def test_an_update_counts_what_the_policy_chose():
   assert scalars['needed_tokens'] == 1 and state.step == 2
 
 
-@pytest.mark.parametrize('kind', chosen(LAYOUTS, {'packed'}))
+@pytest.mark.parametrize('kind', chosen(LAYOUTS, {'packed', 'packed copies'}))
 def test_trees_that_are_gathered_on_the_devices_are_those_of_one_host(kind):
   rollout = of_bigram(0, 0.5)
   learner = bigram_learner(METHODS['gspo'](), mesh=(2, 2, 1))
-  made = make_updater(learner, bigram.params(), spec(kind, 4), batches=2)
+  rows = laid_out(kind, 4, pack_tokens=30)
+  made = make_updater(learner, bigram.params(), rows, batches=2)
   ends = []
   for holder in None, np.zeros(len(rollout.prompts), np.int64):
     whole = gathering.on_devices(rollout._replace(holder=holder), learner.mesh)
@@ -409,5 +429,6 @@ def test_trees_that_are_gathered_on_the_devices_are_those_of_one_host(kind):
 def test_a_rollout_without_branches_adds_nothing_to_a_layout():
   rollout = of_bigram(0, 0.0)._replace(previous=None)
   for kind in LAYOUTS:
-    rows, _ = micro_batches.cut_rollout(rollout, np.arange(4), spec(kind))
+    rows, _ = micro_batches.cut_rollout(rollout, np.arange(4), laid_out(kind))
     assert rows.first is None and rows.count is None and rows.inside is None
+    assert rows.reach is None and rows.own is None

@@ -1,5 +1,6 @@
 """Speed by hand."""
 
+import numpy as np
 import pytest
 
 from grpo_jax import models
@@ -47,3 +48,16 @@ def test_flops_by_hand():
   assert none['mfu_sample'] == 0
   unknown = speed.metrics_of_speed(rollout, 2.0, 4.0, MODEL, None, 7)
   assert unknown.keys() == got.keys() - {'mfu_sample', 'mfu_learn'}
+
+
+def test_a_token_of_a_branch_reads_its_own_path():
+  """Of 4 tokens the last two follow the prompt, and the first token."""
+  rollout = make_rollout([[0, 0], [0, 0]], [[1, 2], [4, 0]])
+  straight = speed.forward_flops(rollout, MODEL)
+  previous = np.zeros(rollout.batch.mask.shape, np.int32)
+  previous[..., :2] = [-1, 0]
+  previous[1, 0, :4] = [-1, 0, -1, 0]
+  branched = speed.forward_flops(rollout._replace(previous=previous), MODEL)
+  # Behind a prompt of 3 they read 4, 5, 4 and 5, and not 4, 5, 6 and 7.
+  assert straight is not None and branched is not None
+  assert straight - branched == (4 * 2) * (2 + 2)

@@ -19,6 +19,7 @@ from grpo_jax.models import layout
 from tests import drawing
 from tests import own_module
 from tests import tiny
+from tests import trees
 
 EOS = (3, 7, 10)
 OPTIONS = engines.Sampling(eos_ids=EOS, temperature=0.7)
@@ -36,6 +37,33 @@ def generate(made, first=0, group=3):
   return drawing.completions(
     made, PROMPTS[first:], OPTIONS, 7, index, group=group, rollout=2
   )
+
+
+def test_branches_read_one_context_if_the_mask_is_obeyed():
+  """And copies of it otherwise; both have the scores of our own layouts."""
+  prompts, tokens, length = tiny.ragged()
+  previous = trees.random_trees(np.random.default_rng(0), length, 6, 0.5)
+  found = {}
+  for kind in own_module.KINDS:
+    own = own_module.made(kind, vocab_size=40)
+    whole = own.model.shares_prompts('cpu')
+    assert whole == (kind != 'causal')
+    slots_of = layout.whole_trees if whole else layout.slots_of_trees
+    rows = layout.padded_rows(
+      prompts, tokens, length, 16, slots=slots_of(length, previous)
+    )
+    with jax.default_matmul_precision('highest'):
+      logp = own.model.score(own.params, rows).logp
+    if rows.inside is not None:
+      logp = jnp.where(rows.inside, logp, 0)
+    at, each = rows.completion[:, 0], np.asarray(logp)[:, 0]
+    found[kind] = np.zeros((length.size, 6))
+    np.add.at(found[kind], at, each)
+  is_there = np.arange(6) < length.reshape(-1, 1)
+  expected = found['causal'][is_there]
+  assert expected.min() < -1 and expected.max() < 0
+  for kind in ('mask', 'no cache'):
+    np.testing.assert_allclose(found[kind][is_there], expected, atol=1e-5)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from grpo_jax.models import scores
 from grpo_jax.models import stack
 from grpo_jax.models.kernels.rows import BlocksMask
 from tests import tiny
+from tests import trees
 from tests.models.lowering import lowered
 
 pytestmark = pytest.mark.quick
@@ -31,6 +32,20 @@ ROWS = {
   'shared': layout.shared_prompt(*tiny.ragged(), 8),
   'long': layout.shared_prompt(*tiny.ragged(tokens=45), 9),  # several tiles
 }
+
+
+_, _, LENGTH = tiny.ragged(tokens=12)
+WHOLE = dict(
+  slots=layout.whole_trees(
+    LENGTH, trees.random_trees(np.random.default_rng(0), LENGTH, 12, 0.5)
+  )
+)
+TREES = {
+  'packed trees': layout.packed_rows(*tiny.ragged(tokens=12), 41, **WHOLE),
+  'padded trees': layout.padded_rows(*tiny.ragged(tokens=12), 21, **WHOLE),
+  'shared trees': layout.shared_prompt(*tiny.ragged(tokens=12), 8, **WHOLE),
+}
+ROWS |= TREES
 
 
 def qkv(rows, dtype=jnp.float32, heads=4, kv_heads=2, size=8):
@@ -61,6 +76,9 @@ def value_and_gradient(rows, implementation, window, cap=None):
     ('shared', 'splash', 3),
     ('padded', 'cudnn', None),
     ('shared', 'cudnn', 3),
+    ('packed trees', 'cudnn', 3),
+    ('padded trees', 'cudnn', None),
+    ('shared trees', 'cudnn', 3),
     *(
       pytest.param(*row, marks=pytest.mark.long)
       for row in (
@@ -68,6 +86,9 @@ def value_and_gradient(rows, implementation, window, cap=None):
         ('packed', 'cudnn', 3),
         ('padded', 'cudnn', 3),
         ('shared', 'cudnn', None),
+        ('packed trees', 'cudnn', None),
+        ('padded trees', 'cudnn', 3),
+        ('shared trees', 'cudnn', None),
       )
     ),
   ],
@@ -160,9 +181,14 @@ def test_the_mask_of_blocks_is_that_of_the_segments():
   np.testing.assert_array_equal(tile, expected[3:17, 10:20])
 
 
-@pytest.mark.parametrize('name', ['packed', 'padded', 'long'])
 @pytest.mark.parametrize(
-  'implementation, platform', [('splash', 'tpu'), ('cudnn', 'cuda')]
+  'name, implementation, platform',
+  [
+    (name, *where)
+    for name in ('packed', 'padded', 'long')
+    for where in (('splash', 'tpu'), ('cudnn', 'cuda'))
+  ]
+  + [(name, 'cudnn', 'cuda') for name in TREES],
 )
 def test_rows_are_lowered_with_their_gradient(
   name, implementation, platform, monkeypatch
@@ -182,7 +208,7 @@ def test_rows_are_lowered_with_their_gradient(
   if platform == 'tpu':
     assert text.count('tpu_custom_call') >= 3  # forward, dq, dkv
   else:
-    biased = 'ScaleBias' if name == 'packed' else ''
+    biased = 'ScaleBias' if name == 'packed' or name in TREES else ''
     calls = {f'fmha{biased}Softmax', f'fmha{biased}SoftmaxBackward'}
     assert set(re.findall(r'__cudnn\$(\w+)', text)) == calls
 
@@ -220,7 +246,10 @@ def test_each_device_does_its_own_rows_and_heads():
     ('tpu', 'shared', None, jnp.float32, 'splash'),
     ('tpu', 'shared', 3, jnp.float32, 'xla'),
     ('tpu', 'packed', 3, jnp.bfloat16, 'splash'),
+    ('tpu', 'shared trees', None, jnp.bfloat16, 'xla'),
+    ('tpu', 'padded trees', 3, jnp.bfloat16, 'xla'),
     ('gpu', 'shared', 3, jnp.bfloat16, 'cudnn'),
+    ('gpu', 'shared trees', 3, jnp.bfloat16, 'cudnn'),
     ('gpu', 'packed', None, jnp.float32, 'xla'),
     ('gpu', 'wide', None, jnp.bfloat16, 'xla'),
   ],

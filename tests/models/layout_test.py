@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from grpo_jax.models import layout
 from grpo_jax.models import stack
 from tests import tiny
 from tests import trees
+from tests.chosen import chosen
 
 
 def build(kind, prompts, tokens, length):
@@ -222,29 +224,67 @@ def of_trees(kind, prompts, tokens, length, slots):
   return layout.padded_rows(prompts, tokens, length, 16, slots=slots)
 
 
+def slots_of(rng, length, previous, whole, cut):
+  """Each tree in one slot, or in some, or in more than it needs."""
+  if whole:
+    return layout.whole_trees(length, previous)
+  slots = layout.slots_of_trees(length, previous)
+  return trees.cut(rng, slots) if cut else slots
+
+
+def scored(rows, length):
+  """bool[R,C,T], which tokens are scored in a slot."""
+  if rows.inside is not None:
+    return np.asarray(rows.inside)
+  size = np.append(length.reshape(-1), 0)[rows.completion]
+  return np.arange(rows.target.shape[-1]) < size[..., None]
+
+
 def read_by(rows, r, column):
   """What the token in a column reads, itself last: (ids, positions)."""
   own, parent = rows.segment[r, column], rows.parent[r, column]
   seen = np.isin(rows.segment[r], [own, parent] if parent else [own])
   seen &= rows.position[r] <= rows.position[r, column]
+  if rows.reach is not None:
+    back = column - np.arange(rows.reach.shape[1])
+    seen = (back >= 0) & (back <= rows.reach[r])
   order = np.argsort(rows.position[r, seen], kind='stable')
   return rows.tokens[r, seen][order], rows.position[r, seen][order]
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize('branches', [0.0, 0.3, 0.9])
+def test_behind_a_token_come_those_that_have_read_it(branches):
+  rng = np.random.default_rng(3)
+  for size in (*range(30), 200):
+    previous = trees.random_tree(rng, size, branches)
+    column, depth, reach = layout.order_tree(previous)
+    assert sorted(column) == [*range(size)]
+    paths = [trees.path(previous, place) for place in range(size)]
+    assert [len(path) - 1 for path in paths] == depth.tolist()
+    for place in range(size):
+      readers = sorted(column[n] for n in range(size) if place in paths[n])
+      first = column[place]
+      assert readers == [*range(first, first + reach[place] + 1)]
+    if not branches:
+      np.testing.assert_array_equal(column, np.arange(size))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize('whole', [False, True])
 @pytest.mark.parametrize('kind', ['padded', 'packed', 'copied', 'shared'])
-def test_every_token_of_a_tree_is_scored_once_behind_what_it_follows(kind):
+def test_every_token_of_a_tree_is_scored_once_behind_what_it_follows(
+  kind, whole
+):
   rng = np.random.default_rng(7)
   for seed in range(40):
     prompts, tokens, length = tiny.ragged(seed)
     tokens = rng.permutation(tokens.size).reshape(tokens.shape)  # all differ
     previous = trees.random_trees(rng, length, tokens.shape[-1])
-    slots = layout.slots_of_trees(length, previous)
-    if seed % 2:
-      slots = trees.cut(rng, slots)
+    slots = slots_of(rng, length, previous, whole, cut=seed % 2)
     rows = of_trees(kind, prompts, tokens.astype(np.int32), length, slots)
     times = np.zeros((length.size, tokens.shape[-1]), int)
-    inside = np.asarray(rows.inside)
+    inside = scored(rows, length)
     for r, c, t in np.argwhere(inside):
       p, g = divmod(rows.completion[r, c], length.shape[1])
       times[rows.completion[r, c], t] += 1
@@ -256,6 +296,17 @@ def test_every_token_of_a_tree_is_scored_once_behind_what_it_follows(kind):
     once = np.arange(tokens.shape[-1]) < length.reshape(-1, 1)
     np.testing.assert_array_equal(times, once)
     assert not np.any(rows.target[~inside])
+    if whole:  # as without branches: each token in one column, in as many rows
+      assert rows.first is None and rows.count is None
+      lines = of_trees(kind, prompts, tokens.astype(np.int32), length, None)
+      for name in ('segment', 'parent', 'completion', 'target'):
+        np.testing.assert_array_equal(getattr(rows, name), getattr(lines, name))
+      at = np.argwhere(inside)
+      own = rows.own[tuple(at.T)]
+      assert len({*zip(at[:, 0], own)}) == length.sum()
+      np.testing.assert_array_equal(
+        rows.tokens[at[:, 0], own], rows.target[tuple(at.T)]
+      )
 
 
 def test_a_tree_has_as_few_slots_as_there_are_branches():
@@ -274,24 +325,24 @@ def test_a_tree_has_as_few_slots_as_there_are_branches():
 
 def test_a_chosen_token_in_no_slot_or_in_two_is_noticed():
   length = np.array([[4, 3]], np.int32)
-  chosen = np.arange(5) < length[..., None]
-  layout.check_slots(chosen, length, None)
+  by_policy = np.arange(5) < length[..., None]
+  layout.check_slots(by_policy, length, None)
   with pytest.raises(AssertionError):
-    layout.check_slots(np.ones_like(chosen), length, None)
+    layout.check_slots(np.ones_like(by_policy), length, None)
   whole = [layout.Slot(0, 0, 4, np.zeros(0, int))]
   other = layout.Slot(1, 0, 3, np.zeros(0, int))
-  layout.check_slots(chosen, length, [*whole, other])
+  layout.check_slots(by_policy, length, [*whole, other])
   for slots in (
     whole,
     [*whole, other, other],
     [*whole, other._replace(count=2)],
   ):
     with pytest.raises(AssertionError):
-      layout.check_slots(chosen, length, slots)
+      layout.check_slots(by_policy, length, slots)
   # What nobody chose may be scored in none.
-  chosen[0, 0, 2] = False
+  by_policy[0, 0, 2] = False
   halves = [whole[0]._replace(count=2), whole[0]._replace(first=3, count=1)]
-  layout.check_slots(chosen, length, [*halves, other])
+  layout.check_slots(by_policy, length, [*halves, other])
 
 
 TREE_MODEL = tiny.model(num_layers=1)
@@ -308,26 +359,23 @@ def of_rows(params, ids, size):
 
 
 @pytest.mark.parametrize(
-  'kind',
-  [
-    'packed',
-    'shared',
-    pytest.param('padded', marks=pytest.mark.long),
-    pytest.param('copied', marks=pytest.mark.long),
-  ],
+  'kind, whole',
+  chosen(
+    itertools.product(('padded', 'packed', 'copied', 'shared'), (False, True)),
+    {('packed', False), ('packed', True), ('shared', True)},
+  ),
 )
-def test_a_token_of_a_tree_has_the_score_of_a_row_by_itself(kind):
+def test_a_token_of_a_tree_has_the_score_of_a_row_by_itself(kind, whole):
   params, rng = tiny.params(TREE_MODEL), np.random.default_rng(8)
   for seed in range(6):
     prompts, tokens, length = tiny.ragged(seed)
     width = tokens.shape[-1]
     previous = trees.random_trees(rng, length, width)
-    slots = layout.slots_of_trees(length, previous)
-    slots = trees.cut(rng, slots) if seed % 2 else slots
+    slots = slots_of(rng, length, previous, whole, cut=seed % 2)
     rows = of_trees(kind, prompts, tokens, length, slots)
     rows = stack.pad_to(rows, 40, 16, length.size, 1)  # one program
     logp = tiny.score(TREE_MODEL, params, rows).logp
-    found, inside = np.zeros((length.size, width)), np.asarray(rows.inside)
+    found, inside = np.zeros((length.size, width)), scored(rows, length)
     for r, c, t in np.argwhere(inside):
       found[rows.completion[r, c], t] += logp[r, c, t]
     places = np.argwhere(np.arange(width) < length[..., None])

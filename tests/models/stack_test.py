@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax.models import layout
 from grpo_jax.models import stack
 from grpo_jax.models.layout import LayoutSpec
+from tests import trees
 
 pytestmark = pytest.mark.quick
 
@@ -19,6 +21,14 @@ def batch(lengths=LENGTHS, prompt_tokens=(6, 6)):
   length = np.array(lengths, np.int32).reshape(2, 4)
   prompts = [[1] * tokens for tokens in prompt_tokens]
   return prompts, np.ones((2, 4, 32), np.int32), length
+
+
+def slots_of(length, branches):
+  """Of 32 places; None without branches."""
+  if not branches:
+    return None
+  rng = np.random.default_rng(0)
+  return layout.whole_trees(length, trees.random_trees(rng, length, 32))
 
 
 @pytest.mark.parametrize(
@@ -61,15 +71,19 @@ def test_auto_counts_padding_and_keys(options, kind):
 
 @pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
 @pytest.mark.parametrize('shards', [1, 2, 4])
-def test_each_shard_has_its_part_of_every_micro_batch(kind, shards):
+@pytest.mark.parametrize('branches', [False, True])
+def test_each_shard_has_its_part_of_every_micro_batch(kind, shards, branches):
   spec = LayoutSpec(kind, 4, 1 if kind == 'shared' else 0, (8,), shards=shards)
-  whole, used = stack.micro_batches(*batch(), spec)
+  given = *batch(), spec
+  slots = slots_of(given[2], branches)
+  whole, used = stack.micro_batches(*given, slots=slots)
   parts = [
-    stack.micro_batches(*batch(), spec, np.arange(shards) == shard)
+    stack.micro_batches(*given, np.arange(shards) == shard, slots)
     for shard in range(shards)
   ]
   assert {number for _, number in parts} == {used}
-  for name in ('tokens', 'position', 'segment', 'column', 'target'):
+  of_trees = ('reach', 'own') * branches
+  for name in ('tokens', 'position', 'segment', 'column', 'target', *of_trees):
     wanted = getattr(whole, name)
     of_shards = [
       np.split(getattr(part, name), shards, axis=1)[shard]
@@ -82,7 +96,8 @@ def test_each_shard_has_its_part_of_every_micro_batch(kind, shards):
 
 
 @pytest.mark.parametrize('kind', ['padded', 'packed', 'shared'])
-def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
+@pytest.mark.parametrize('branches', [False, True])
+def test_numbers_are_filled_with_the_ids_they_stand_for(kind, branches):
   prompts, tokens, length = batch()
   prompts = [[0, 5, 2, 7, 1, 3], [9, 0, 0, 4, 8, 6]]  # 0 is an id too
   tokens = np.arange(5, 5 + tokens.size, dtype=np.int32) % 11
@@ -90,9 +105,10 @@ def test_numbers_are_filled_with_the_ids_they_stand_for(kind):
     length.shape + (-1,)
   )  # the first is not 0, as padding
   spec = LayoutSpec(kind, 1, 0, (8,))
-  whole, _ = stack.micro_batches(prompts, tokens, length, spec)
+  slots = slots_of(length, branches)
+  whole, _ = stack.micro_batches(prompts, tokens, length, spec, slots=slots)
   numbers = stack.number_tokens(prompts, tokens.shape, np.arange(2))
-  found, _ = stack.micro_batches(*numbers, length, spec)
+  found, _ = stack.micro_batches(*numbers, length, spec, slots=slots)
   assert not np.array_equal(found.tokens, whole.tokens)
   # Of each slot the ids of its completion, of an empty one anything.
   ids = tokens.reshape(-1, tokens.shape[-1])[found.completion % length.size]

@@ -300,6 +300,61 @@ def test_what_is_measured_of_answers_is_measured_of_episodes(
     np.testing.assert_array_equal(turns, told)
 
 
+async def forks(policy, example, seed):
+  """Forks of a fork, and one before anything is said."""
+  early = policy.fork()
+  await policy.say('guess')
+  fork = policy.fork()
+  await fork.say('higher')
+  await fork.fork().say('lower')
+  await fork.say('0')
+  await policy.say('1')
+  reply = await early.say(str(seed % 4))
+  return float(reply.tokens % 2)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'learner.layout': 'packed'},
+    pytest.param(
+      {'learner.layout': 'shared', 'mesh.context': 2, 'mesh.fsdp': 2},
+      marks=pytest.mark.long,
+    ),
+    pytest.param(
+      {'learner.layout': 'padded', 'model.window_tokens': (6,)},
+      marks=pytest.mark.long,
+    ),
+  ],
+  ids=str,
+)
+def test_branches_are_learned_behind_what_they_have_read(
+  changes, words, tmp_path
+):
+  seen = []
+  grpo_jax.train(
+    config(
+      words,
+      **{
+        'steps': 1,
+        'environment.max_turns': 9,
+        'sampler.max_tokens': 24,
+        'data.completion_buckets': (256,),
+        'optim.warmup_steps': 0,
+        **changes,
+      },
+    ),
+    tmp_path,
+    environment=forks,
+    on_rollout=lambda step, metrics, rollout: seen.append((metrics, rollout)),
+  )
+  for metrics, rollout in seen:
+    assert metrics['sampler_gap'] < 1e-5 and metrics['update_norm'] > 0
+    begins = rollout.previous != np.arange(rollout.previous.shape[-1]) - 1
+    is_there = np.arange(begins.shape[-1]) < rollout.length[..., None]
+    assert np.sum(begins & is_there, axis=-1).max() >= 3
+
+
 @pytest.mark.long
 def test_turns_are_credited_and_it_goes_on_bit_for_bit(
   words, tmp_path, monkeypatch

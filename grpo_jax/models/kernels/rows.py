@@ -28,6 +28,7 @@ from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models.layout import Blocks
 from grpo_jax.models.layout import Layout
+from grpo_jax.models.layout import reached
 from grpo_jax.models.softmax import CHECKPOINT_NAME
 
 Array = jax.Array
@@ -125,8 +126,8 @@ def cudnn(
   last. A row of blocks is unfolded into such rows for the attention, and folded
   again for the rest of the layer. (Prompt and completion cannot be computed
   apart and merged: the log-sum-exp that `jax.nn.dot_product_attention` returns
-  is rounded to bfloat16 and has no gradient.) A row of several segments adds a
-  mask, bool[R,1,S,S], which all heads share.
+  is rounded to bfloat16 and has no gradient.) A row of several segments, or of
+  trees, adds a mask, bool[R,1,S,S], which all heads share.
 
   Args:
     query: f[R,S,H,D].
@@ -140,18 +141,25 @@ def cudnn(
     f[R,S,H,D]; finite but meaningless in padding.
   """
   attend = functools.partial(cudnn_causal, interpret=interpret)
+  arrays, fold = (query, key, value), lambda x: x
+  reach, position, segment = layout.reach, layout.position, layout.segment
   if layout.blocks is not None:
-    arrays, fold = _unfolded((query, key, value), layout, layout.blocks)
+    arrays, fold = _unfolded(arrays, layout, layout.blocks)
+    if reach is not None:
+      of_columns = [jnp.asarray(x)[..., None, None] for x in (reach, position)]
+      unfolded, _ = _unfolded(of_columns, layout, layout.blocks)
+      reach, position = (jnp.squeeze(x, (2, 3)) for x in unfolded)
+  if reach is not None:
+    mask = reached(reach, reach.shape[1])
+  elif layout.blocks is not None or layout.column.shape[1] == 1:
     return fold(attend(*arrays, window=window))
-  if layout.column.shape[1] == 1:
-    return attend(query, key, value, window)
-  segment, parent, position = layout.segment, layout.parent, layout.position
-  same = segment[:, :, None] == segment[:, None, :]
-  continued = parent[:, :, None] == segment[:, None, :]
-  mask = (same | continued) & (segment > 0)[:, None, :]
+  else:
+    same = segment[:, :, None] == segment[:, None, :]
+    continued = layout.parent[:, :, None] == segment[:, None, :]
+    mask = (same | continued) & (segment > 0)[:, None, :]
   if window is not None:
     mask &= position[:, :, None] - position[:, None, :] < window
-  return attend(query, key, value, None, mask[:, None])
+  return fold(attend(*arrays, window=None, mask=mask[:, None]))
 
 
 def cudnn_causal(
@@ -302,9 +310,12 @@ def splash_suits(layout: Layout, window: int | None) -> bool:
   Its mask is static. In a row of blocks, the distance between a completion and
   its prompt depends on the prompt's length, so a static mask cannot express a
   window. In other rows the kernel compares segments for equality, so it cannot
-  express that one segment continues another (its parent). Parts of rows must
-  consist of whole tiles.
+  express that one segment continues another (its parent), nor that tokens of a
+  tree see a part of those before them. Parts of rows must consist of whole
+  tiles.
   """
+  if layout.reach is not None:
+    return False
   if shards.parts() > 1 and layout.tokens.shape[1] % LANES:
     return False
   if layout.blocks is None:

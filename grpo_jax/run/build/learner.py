@@ -158,17 +158,13 @@ def _layout(
     prompt_buckets=config.data.prompt_buckets,
     micro_tokens=most_tokens,
     shards=sharding.row_shards(mesh),
+    share=model.shares_prompts(platform),
     parts=mesh.shape['context'],
     part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )
   if model.key_cost is None:
     return common('padded')
-  return common(
-    kind,
-    key_cost=model.key_cost,
-    share=model.shares_prompts(platform),
-    **options,
-  )
+  return common(kind, key_cost=model.key_cost, **options)
 
 
 def instruments(

@@ -14,6 +14,7 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import placing
+from tests import own_module
 from tests import runs
 from tests import tiny
 
@@ -223,8 +224,17 @@ def test_prompts_are_shared_where_the_attention_of_the_platform_can(
   assert spec.share == shared
 
 
+@pytest.mark.parametrize('kind', ['mask', 'causal'])
+def test_branches_are_shared_where_a_model_of_ones_own_obeys_the_mask(kind):
+  model, mesh = own_module.made(kind).model, sharding.make_mesh()
+  spec = build_learner._layout(config_lib.Config(), model, mesh, 'auto', 0)
+  assert (spec.kind, spec.share) == ('padded', kind == 'mask')
+
+
 def test_a_token_that_needs_more_than_there_is_still_has_a_place():
-  huge = types.SimpleNamespace(bytes_per_token=2**60, key_cost=None)
+  huge = types.SimpleNamespace(
+    bytes_per_token=2**60, key_cost=None, shares_prompts=lambda platform: False
+  )
   mesh = sharding.make_mesh()
   spec = build_learner._layout(config_lib.Config(), huge, mesh, 'packed', 0)
   assert spec.micro_tokens == 1
