@@ -62,6 +62,8 @@ class LocalEngine:
     copies: Whether the engine copies all parameters that are loaded. If False,
       some are read where the learner has them: call `unload` before they are
       donated.
+    context_tokens: The most that a request with `calls` reads and draws; None:
+      as much as the longest prompt and completion.
   """
 
   model: models.Layered
@@ -73,6 +75,7 @@ class LocalEngine:
   shares: bool = False
   cores: int = 1
   copies: bool = True
+  context_tokens: int | None = None
 
   def __post_init__(self):
     self._params, self._version, self._prepare = None, -1, None
@@ -311,7 +314,9 @@ class LocalEngine:
     # Others hold no prompt with a completion, and a pool for them would wait
     # for a call that is short by chance, and be compiled for it.
     least, longest = (f(prompts) + f(completions) for f in (min, max))
-    return sorted({*(x for x in completions if x >= least), longest})
+    longest = self.context_tokens or longest
+    some = (x for x in completions if least <= x < longest)
+    return [*sorted(some), longest]
 
   def pools(self, params: Any, number: int) -> list[Any]:
     """The caches of all pools that so many calls may need.

@@ -317,9 +317,21 @@ def _model_and_engine(
   # Which process draws a turn is not known before, nor whether it plays it.
   shares &= not config.environment.name
   engine = engines.LocalEngine(
-    model, **options, shares=shares, cores=cores, copies=False
+    model,
+    **options,
+    shares=shares,
+    cores=cores,
+    copies=False,
+    context_tokens=_context_tokens(config),
   )
   return model, engine
+
+
+def _context_tokens(config: Config) -> int | None:
+  """The most tokens of an episode; None without an environment."""
+  if not config.environment.name:
+    return None
+  return build_environment.context_tokens(config)
 
 
 def answer_function(
@@ -485,6 +497,7 @@ def abstract(
     mesh=sharding.sampling_mesh(
       shapes, config.sampler.tensor, config.mesh.slices
     ),
+    context_tokens=_context_tokens(config),
   )
   loss = build_method.method_of(config)
   parts = Run(

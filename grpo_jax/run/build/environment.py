@@ -54,8 +54,7 @@ def environment_spec(
   call_format = _call_format(fields.call_format, tokenizer, toolsets)
   for tools in shown if renders else ():
     history.check(tokenizer, call_format, tools)
-  widest = max(config.data.completion_buckets)
-  context = fields.context_tokens or widest
+  context = context_tokens(config)
   return EnvironmentSpec(
     played=played,
     call_format=call_format,
@@ -184,6 +183,12 @@ def _read_back(
   return ''.join(text for text, _ in pieces), is_read
 
 
+def context_tokens(config: Config) -> int:
+  """The most tokens of an episode, all that it reads and draws."""
+  fields = config.environment
+  return fields.context_tokens or max(config.data.completion_buckets)
+
+
 def widths(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """The widths of what an engine reads before a turn, and of a turn, tokens.
 
@@ -195,7 +200,7 @@ def widths(config: Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
   prompts, fields = config.data.prompt_buckets, config.environment
   if not fields.name:
     return prompts, config.data.completion_buckets
-  most = fields.context_tokens or max(config.data.completion_buckets)
+  most = context_tokens(config)
   found, width = [], min(_FIRST_TOKENS, most)
   while width < most:
     found.append(width)

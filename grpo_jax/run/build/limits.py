@@ -316,7 +316,7 @@ def _pool_bytes(
   if not config.environment.name or config.environment.max_turns == 1:
     return 0, 0, 0
   rows = min(sampler.prompts * sampler.group, sampler.max_rows)
-  width = sum(map(max, build_environment.widths(config)))
+  width = build_environment.context_tokens(config)
   # Layers with windows have no shorter caches there.
   return rows, width, rows * width * len(shape.kinds) * _place_bytes(shape)
 

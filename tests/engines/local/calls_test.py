@@ -306,6 +306,15 @@ def test_the_first_tree_compiles_what_others_of_its_width_need(shards):
   assert made.counts.parked > parked and not programs
 
 
+def test_the_longest_row_holds_what_a_call_may_read_and_draw():
+  for most, widths in ((72, [24, 64, 72]), (64, [24, 64]), (40, [24, 40])):
+    made = engine(context_tokens=most)
+    assert made._widths_of_calls == widths
+    draw(made, tree=((None, 0, (5,) * (most - 6), 6),))
+    with pytest.raises(ValueError, match=f'{most + 1} tokens'):
+      draw(made, tree=((None, 0, (5,) * (most - 6), 7),))
+
+
 def test_a_width_that_is_needed_later_changes_nothing_that_is_drawn():
   tree = (None, 0, (5, 6, 7, 8), 8), (None, 0, (9, 9, 7), 40), (0, 0, (4,), 6)
   expected = bits(draw(engine(), tree=tree)[1])
