@@ -70,6 +70,9 @@ def used(clock, player, engine, group):
     play_test.HERMES, play_test.SAMPLING, play_test.LIMITS, group, seed=1,
     rollout=4, use=use,
   )  # fmt: skip
+  clock.pass_by(99)  # which belongs to no episode
+  use.note(0, 0)
+  clock.pass_by(-99)
   return use.metrics()
 
 
