@@ -3,7 +3,6 @@
 import collections
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -112,44 +111,38 @@ def test_the_summary_counts_each_context_once(forks):
     np.testing.assert_allclose(pair, want[name], rtol=1e-5, err_msg=name)
 
 
-def line(ids, mask, pull):
-  """What two episodes of one group share: their ids differ in one place."""
-  tokens = jnp.array([ids], jnp.int32)
-  shape = tokens.shape
-  mask = jnp.broadcast_to(jnp.array(mask), shape)
-  turn = jnp.cumsum(~mask, axis=-1)  # a token of the environment between turns
-  previous = jnp.broadcast_to(jnp.arange(-1, shape[-1] - 1), shape)
-  pull = jnp.broadcast_to(jnp.array([pull])[..., None], shape)
-  return losses.shared_context_weight(tokens, previous, mask, turn, pull, 2)
-
-
 def test_what_an_environment_wrote_is_a_part_of_the_context():
-  alike = line([[5, 1, 7], [5, 1, 8]], [True, False, True], [1.0, 2.0])
-  other = line([[5, 1, 7], [5, 2, 7]], [True, False, True], [1.0, 2.0])
-  assert alike.sharers.tolist() == [[[2, 2], [2, 2]]]
-  assert other.sharers.tolist() == [[[2, 1], [2, 1]]]
-  assert other.weight.tolist() == [[[3, 1], [3, 2]]]
+  """It stands between two turns of two episodes."""
+  mask = np.broadcast_to([True, False, True], (1, 2, 3))
+  turn = np.broadcast_to([0, 0, 1], (1, 2, 3))
+  previous = np.broadcast_to(np.arange(-1, 2), (1, 2, 3))
+  pull = np.array([[[1.0] * 3, [2.0] * 3]], np.float32)
+
+  def shared(*heard):
+    tokens = np.array([[[5, one, 7] for one in heard]])
+    return losses.shared_context_weight(tokens, previous, mask, turn, pull, 2)
+
+  assert shared(1, 1).sharers.tolist() == [[[2, 2], [2, 2]]]
+  assert shared(1, 2).sharers.tolist() == [[[2, 1], [2, 1]]]
+  assert shared(1, 2).weight.tolist() == [[[3, 1], [3, 2]]]
 
 
-@pytest.mark.parametrize('place', range(20))
-def test_the_oldest_id_counts_as_the_last_does(place):
-  """Contexts of every length, 0 included, and a difference anywhere."""
-  ids = np.zeros((2, 22), np.int32)
-  ids[1, place] = 1
-  mask = np.zeros(22, bool)
-  mask[21] = True
-  shared = line(ids.tolist(), mask, [1.0, 1.0])
-  assert not shared.turns.any()  # it is turn 21, and two are looked at
-  tokens, one = ids[None], np.ones((1, 2, 1), np.int32)
-  straight = np.arange(-1, 21) * one
-  alone = losses.shared_context_weight(
-    tokens, straight, mask * (one > 0), 0 * straight, 1.0 * straight, 1
-  )
-  assert alone.sharers.tolist() == [[[1], [1]]]
-  for length in range(22):
-    # Contexts of the same id that are not equally long.
-    mask = np.arange(22) == np.array([[[length], [21]]])
-    both = losses.shared_context_weight(
-      0 * tokens, straight, mask, 0 * straight, 1.0 * straight, 1
-    )
-    assert both.sharers[0, 0, 0] == 1 + (length == 21)
+def test_each_id_of_a_context_counts_and_so_does_its_length():
+  """A group for each place in which the ids of two contexts differ."""
+  places = np.arange(21)[:, None, None]
+  one = np.array([0, 1])[None, :, None]
+  at = np.arange(22)[None, None]
+  shape = 21, 2, 22
+  zero, straight = np.zeros(shape, np.int32), np.broadcast_to(at - 1, shape)
+  last, pull = np.broadcast_to(at == 21, shape), np.ones(shape, np.float32)
+
+  def sharers(tokens, mask):
+    given = tokens, straight, mask, zero, pull
+    return losses.shared_context_weight(*given, most=1).sharers[..., 0]
+
+  differ = ((at == places) & (one == 1)).astype(np.int32)
+  np.testing.assert_array_equal(sharers(differ, last), 1)
+  np.testing.assert_array_equal(sharers(zero, last), 2)
+  # The same id everywhere, but one context is shorter.
+  shorter = np.where(one == 1, at == places, at == 21)
+  np.testing.assert_array_equal(sharers(zero, shorter), 1)

@@ -290,6 +290,7 @@ def test_what_is_measured_of_answers_is_measured_of_episodes(
   for name in (
     'overshoot', 'adam_carried_norm', 'geometry_cosine_mean',
     'prefix_part_tokens', 'prefix_part_uncancelled_expected', 'kl_old_k3',
+    'prefix_turn0_contexts', 'prefix_turn1_uncancelled_expected',
   ):  # fmt: skip
     assert math.isfinite(seen[-1][0][name]), name
   for metrics, rollout in seen:
