@@ -115,6 +115,7 @@ def test_arms_differ_in_the_weight_alone():
   )
   assert fixed == tokens and tokens.log.expected_prefixes and tokens.seed == 7
   assert tokens.learner.method_kwargs == {'weight': 'tokens'}
+  assert lengths.learner.method_kwargs == {'weight': 'lengths'}
   changed = dataclasses.replace(
     lengths.learner, method_kwargs={'weight': 'tokens'}
   )
@@ -137,7 +138,8 @@ def test_a_config_without_episodes_is_refused(tmp_path):
 @pytest.mark.long
 def test_a_study_measures_and_trains(tmp_path, capsys):
   config = grpo_jax.load_config('configs/guess_number.py')
-  config.warm_up.steps = 50  # after it, most guesses are numbers
+  # After so many steps, most guesses are numbers.
+  config.update_from_flattened_dict({'warm_up.steps': 50})
   config = config_lib.resolve(config)
   found = studies.module('turns').run(config, tmp_path, seeds=1, steps=2)
   (row, _), training = found
