@@ -1,6 +1,7 @@
 """Shared prefixes and credit, as the learner reports them: closed forms."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,9 +145,14 @@ def test_closed_forms_of_the_contexts_of_turns(forks):
   previous[0, 3, 1] = -1
   rollout = episodes(previous if forks else None)
   learner = table_learner(losses.chain(losses.center_by_group()))
-  given, _ = policies.with_policies(
-    learner, UpdateSpec(), None, rollout, 0, None
-  )
+  unread: Any = None  # nothing is scored
+
+  def with_policies(rollout):
+    return policies.with_policies(
+      learner, UpdateSpec(), unread, rollout, 0, unread
+    )[0]
+
+  given = with_policies(rollout)
   pull = np.zeros((1, 4, 3), np.float32)
   pull[0, :, 0], pull[0, :3, 2], pull[0, 3, 1] = (3, -1, -1, -1), (4, -1, 8), 6
   found = metrics.to_scalars(
@@ -173,9 +179,7 @@ def test_closed_forms_of_the_contexts_of_turns(forks):
     assert name.endswith('contexts') != (more in found)
   assert 'prefix_turn2_weight' not in found  # a mean of nothing
   alone = shared_rollout()._replace(previous=previous)
-  assert not policies.with_policies(
-    learner, UpdateSpec(), None, alone, 0, None
-  )[0].extras.keys() - {'fresh'}
+  assert with_policies(alone).extras.keys() == {'fresh'}
 
 
 def test_at_ratio_one_the_sampler_is_the_policy_too():

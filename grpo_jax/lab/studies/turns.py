@@ -25,7 +25,6 @@ import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.config import Config
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.lab.report import curves
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.run import bare
@@ -103,11 +102,11 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
   )
 
 
-def first_turn_pulls(rollout: Rollout) -> dict[str, list[float]]:
+def first_turn_pulls(batch: losses.Batch) -> dict[str, list[float]]:
   """What both weights do to the first turns of a rollout, at ratio 1.
 
   Args:
-    rollout: Of episodes, with the fields of their turns.
+    batch: A rollout of episodes, with the fields of their turns.
 
   Returns:
     `{credit}_{weight}_shift`: of the pulls of first turns, c = weight x
@@ -116,9 +115,9 @@ def first_turn_pulls(rollout: Rollout) -> dict[str, list[float]]:
     turns that begin with it, in units of the sum of |c|; and `count`, how many
     they are.
   """
-  batch = rollout.batch
   first = np.argmax(batch.mask, axis=-1)[..., None]
   at_first = lambda x: np.take_along_axis(np.asarray(x), first, -1)[..., 0]
+  assert batch.tokens is not None  # a rollout has them
   ids = at_first(batch.tokens)
   found = {'count': np.bincount(ids.ravel()).tolist()}
   for credit, made in CREDITS.items():
@@ -159,7 +158,7 @@ def train(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
       source = sampling.drawn_at_once(run, updater)
       for step in range(run.steps):
         source.publish(params, step)
-        rows.append(first_turn_pulls(source.next(step).rollout))
+        rows.append(first_turn_pulls(source.next(step).rollout.batch))
     else:
       for one in bare.trained(run, updater, updater.compiled.init(params)):
         rows.append(_of_training(one))

@@ -9,7 +9,6 @@ import pytest
 import grpo_jax
 from grpo_jax import config as config_lib
 from grpo_jax import losses
-from grpo_jax.episodes.types import Rollout
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import turns
 from tests import runs
@@ -20,8 +19,8 @@ MASK = np.array([[[1, 0, 0, 0, 0], [1, 0, 1, 0, 1]]], bool)
 REWARD = np.array([[1.0, 0.0]], np.float32)
 
 
-def rollout():
-  batch = losses.make_batch(
+def played():
+  return losses.make_batch(
     MASK,
     REWARD,
     tokens=np.array([[[3, 0, 0, 0, 0], [1, 7, 2, 7, 2]]], np.int32),
@@ -30,13 +29,10 @@ def rollout():
       'turn_reward': np.array([[[0.5, 0, 0], [0, 0, 0]]], np.float32),
     },
   )
-  nothing: list = []
-  length = np.array([[1, 5]])
-  return Rollout(batch, length, nothing, nothing, nothing, np.arange(1))
 
 
 def test_pulls_of_first_turns_are_weight_times_advantage():
-  found = turns.first_turn_pulls(rollout())
+  found = turns.first_turn_pulls(played())
   assert found['count'] == [0, 1, 0, 1]
   for credit in turns.CREDITS:  # both advantages are +-1/2 here
     assert found[f'{credit}_tokens_shift'] == [0]
@@ -120,7 +116,7 @@ def test_arms_differ_in_the_weight_alone():
     lengths.learner, method_kwargs={'weight': 'tokens'}
   )
   assert dataclasses.replace(lengths, learner=changed) == tokens
-  batch = rollout().batch
+  batch = played()
   weights = []
   for weight in turns.WEIGHTS:
     method = turns.method(weight)
