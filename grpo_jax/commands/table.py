@@ -346,9 +346,9 @@ FLAGS = {
   ),
   'plot': Flag('Draw gradient against ratio into audit-NAME.png.', bool, False),
   'study': Flag(
-    'The study to run: brakes, brakes_updates, brakes_smollm2, normalization '
-    'or normalization_smollm2, which train; an experiment on the claims of '
-    'two papers, such as coasting_ratio; or all of these experiments.',
+    'The study to run: brakes, brakes_updates, brakes_smollm2, normalization, '
+    'normalization_smollm2 or turns, which train; an experiment on the claims '
+    'of two papers, such as coasting_ratio; or all of these experiments.',
   ),
   'full': Flag(
     'Take more seeds and longer runs in an experiment.', bool, False

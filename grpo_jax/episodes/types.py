@@ -250,11 +250,11 @@ _LACKING: dict[str, Callable[[Rollout], Any]] = {
   ),
   # What all processes know, each of them holds by turns.
   'holder': lambda part: np.arange(len(part.prompts)) % jax.process_count(),
-  'previous': lambda part: _straight(part),
+  'previous': lambda part: straight(part),
 }
 
 
-def _straight(rollout: Rollout) -> np.ndarray:
+def straight(rollout: Rollout) -> np.ndarray:
   """The `previous` of completions that do not branch; 0 behind each end."""
   place = np.arange(rollout.batch.mask.shape[-1], dtype=np.int32)
   return np.where(place < rollout.length[..., None], place - 1, 0)

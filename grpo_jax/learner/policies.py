@@ -14,6 +14,7 @@ import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.episodes.types import straight
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
@@ -86,6 +87,9 @@ def with_policies(
   batch, shape = rollout.batch, rollout.batch.mask.shape
   fresh = np.asarray(batch.version) >= step
   extras = {**batch.extras, 'fresh': fresh}
+  if 'turn' in extras:  # episodes: the contexts of their turns are compared
+    line = rollout.previous is None
+    extras['previous'] = straight(rollout) if line else rollout.previous
   if 'noise' in requires:
     rng = random_keys.generator(spec.seed, 'noise', step)
     # Positions come first, so that the noise of a token does not depend on how

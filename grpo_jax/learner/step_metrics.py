@@ -27,6 +27,7 @@ Measured = dict[str, metrics.Metric]
 Wanted = dict[str, tuple[type[metrics.Metric], ArrayLike, ArrayLike]]
 Mean, Max, Min = metrics.Mean, metrics.Max, metrics.Min
 
+TURNS = 3  # how many turns of an episode have metrics of their own
 _MAX_LOG_RATIO = 20.0  # where the losses saturate their ratios too
 
 
@@ -305,6 +306,14 @@ def metrics_of_prefixes(
       coefficients: 0 where they cancel, 1 where all have one sign;
     - the latter two also with `_expected` behind the name, from `intended`.
 
+    Of episodes also metrics of the contexts in which turns of two or more
+    episodes of a group begin, for the first `TURNS` turns `n`. The coefficient
+    of a turn is that of its first token.
+
+    - `prefix_turn{n}_contexts`: such contexts per group;
+    - `prefix_turn{n}_weight` and `prefix_turn{n}_uncancelled`: per context, as
+      above, also with `_expected`.
+
   References:
     Fontana et al., `On the Hidden Objective Biases of Group-based
     Reinforcement Learning <https://arxiv.org/abs/2601.05002>`_, 2026,
@@ -313,13 +322,20 @@ def metrics_of_prefixes(
   coefficients = {'': coefficient}
   if intended is not None:
     coefficients['_expected'] = intended
-  tokens = batch.tokens
+  tokens, previous = batch.tokens, batch.extras.get('previous')
   assert tokens is not None  # a rollout has them
 
   def summary(of_one):
-    return losses.prefix_summary(
+    found = losses.prefix_summary(
       losses.shared_prefix_weight(tokens, batch.mask, of_one)
     )
+    if previous is None:  # completions that are no episodes
+      return found
+    turn = batch.extras['turn']
+    shared = losses.shared_context_weight(
+      tokens, previous, batch.mask, turn, of_one, TURNS
+    )
+    return found | losses.context_summary(shared)
 
   # Counts of nodes do not depend on coefficients, so they are reported once.
   # One vmap, so that the tries are searched once for all coefficients.
@@ -328,7 +344,7 @@ def metrics_of_prefixes(
     f'prefix_{name}{suffix}': metrics.Mean(total[k], count[k])
     for k, suffix in enumerate(coefficients)
     for name, (total, count) in found.items()
-    if not (suffix and name.endswith('_tokens'))
+    if not (suffix and name.endswith(('_tokens', '_contexts')))
   }
 
 

@@ -84,6 +84,9 @@ from grpo_jax.losses._base import make_batch
 from grpo_jax.losses._base import prepare
 from grpo_jax.losses._base import surrogate_loss
 from grpo_jax.losses._base import with_required
+from grpo_jax.losses._contexts import SharedContext
+from grpo_jax.losses._contexts import context_summary
+from grpo_jax.losses._contexts import shared_context_weight
 from grpo_jax.losses._controllers import Controller
 from grpo_jax.losses._controllers import adaptive_kl
 from grpo_jax.losses._controllers import entropy_target
@@ -184,6 +187,7 @@ __all__ = (
   'LossTransform',
   'OF_TURNS',
   'Rows',
+  'SharedContext',
   'SharedPrefix',
   'SurrogateTerms',
   'adaptive_kl',
@@ -207,6 +211,7 @@ __all__ = (
   'conflict_tokens',
   'constant_advantage',
   'contrib',
+  'context_summary',
   'credit',
   'credit_completions_by_entropy',
   'credit_pass_at_k',
@@ -268,6 +273,7 @@ __all__ = (
   'set_objective',
   'set_weight',
   'shape_overlong_reward',
+  'shared_context_weight',
   'shared_prefix_weight',
   'sigmoid_gate',
   'silence_uncertain',

@@ -168,14 +168,14 @@ def prefix_summary(
       'moved': jnp.where(moved, each, 0),
     }
   summary = {}
-  for kind, total in _sums(sums).items():
+  for kind, total in sum_of_each(sums).items():
     summary[f'{kind}_tokens'] = total['nodes'], groups
     summary[f'{kind}_weight'] = total['weight'], total['nodes']
     summary[f'{kind}_uncancelled'] = total['share'], total['moved']
   return summary
 
 
-def _sums(tree: Any) -> Any:
+def sum_of_each(tree: Any) -> Any:
   """The sum of each array [P,G,T], all in one loop.
 
   XLA does not join reductions by itself on a CPU, where it takes 20 ms to

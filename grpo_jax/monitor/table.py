@@ -86,6 +86,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'ratio_p99': Row('99th percentile ratio', '', 2),
     'ess_token': Row('effective sample size', '%', 1),
     'prefix_whole_uncancelled': Row('pull on shared prefixes', '%', 2),
+    'prefix_turn0_uncancelled': Row('pull on first turns', '%', 2),
   },
   'optimizer': {
     'loss': Row('loss', '', 2),

@@ -1,6 +1,7 @@
 """Shared prefixes and credit, as the learner reports them: closed forms."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,10 @@ from grpo_jax.episodes.types import Rollout
 from grpo_jax.learner import gradient as gradient_lib
 from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
+from grpo_jax.learner import policies
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.learner import step_metrics
+from grpo_jax.learner.types import UpdateSpec
 from tests import bigram
 from tests.learning import spec
 
@@ -118,6 +121,65 @@ def test_closed_forms_of_prefixes(gained, w, uncancelled, share):
     np.testing.assert_allclose(
       found[f'prefix_{name}'], value, rtol=1e-6, atol=1e-7, err_msg=name
     )
+
+
+def episodes(previous=None):
+  """Four episodes; 5 is the first turn, 7 is said, and the last one forks.
+
+  Its turn 0 and its turn 1 both begin behind the prompt.
+  """
+  rollout = shared_rollout()
+  batch = rollout.batch._replace(
+    tokens=np.array([[[5, 7, 1], [5, 7, 2], [5, 8, 3], [6, 5, 4]]], np.int32),
+    mask=np.array([[[1, 0, 1]] * 3 + [[1, 1, 0]]], bool),
+    keep=np.array([[[1, 0, 1]] * 3 + [[1, 1, 0]]], bool),
+    extras={'turn': np.array([[[0, 0, 1]] * 3 + [[0, 1, 0]]], np.int32)},
+  )
+  return rollout._replace(batch=batch, previous=previous)
+
+
+@pytest.mark.parametrize('forks', [False, True])
+def test_closed_forms_of_the_contexts_of_turns(forks):
+  """The pulls of first tokens: of turn 0 and of turn 1 of each episode."""
+  previous = np.broadcast_to(np.arange(-1, 2, dtype=np.int32), (1, 4, 3)).copy()
+  previous[0, 3, 1] = -1
+  rollout = episodes(previous if forks else None)
+  learner = table_learner(losses.chain(losses.center_by_group()))
+  unread: Any = None  # nothing is scored
+
+  def with_policies(rollout):
+    return policies.with_policies(
+      learner, UpdateSpec(), unread, rollout, 0, unread
+    )[0]
+
+  given = with_policies(rollout)
+  pull = np.zeros((1, 4, 3), np.float32)
+  pull[0, :, 0], pull[0, :3, 2], pull[0, 3, 1] = (3, -1, -1, -1), (4, -1, 8), 6
+  found = metrics.to_scalars(
+    jax.jit(step_metrics.metrics_of_prefixes)(given, pull, 2 * pull)
+  )
+  # Behind 5 7 are two turns; behind the prompt four, or five with the fork.
+  pulls, part = (6, 4 / 5) if forks else (0, 1)
+  size = 12 if forks else 6
+  one = 1 + forks / 5  # contexts of turn 1: 5 7, and its part of the prompt
+  expected = {
+    'turn0_contexts': part,
+    'turn0_weight': pulls,
+    'turn0_uncancelled': pulls / size,
+    'turn1_contexts': one,
+    'turn1_weight': (3 + forks * pulls / 5) / one,
+    'turn1_uncancelled': (3 / 5 + forks * pulls / size / 5) / one,
+    'turn2_contexts': 0,
+  }
+  for name, value in expected.items():
+    assert found[f'prefix_{name}'] == pytest.approx(value), name
+    more = f'prefix_{name}_expected'
+    if name.endswith('weight'):
+      assert found[more] == pytest.approx(2 * value)
+    assert name.endswith('contexts') != (more in found)
+  assert 'prefix_turn2_weight' not in found  # a mean of nothing
+  alone = shared_rollout()._replace(previous=previous)
+  assert with_policies(alone).extras.keys() == {'fresh'}
 
 
 def test_at_ratio_one_the_sampler_is_the_policy_too():

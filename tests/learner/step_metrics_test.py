@@ -271,7 +271,10 @@ def table_rollout():
   batch = rollout.batch._replace(
     tokens=tokens,
     logp_sampler=np.asarray(sampler),
-    extras={'log_kept': np.zeros(sampler.shape, np.float32)},
+    extras={
+      'log_kept': np.zeros(sampler.shape, np.float32),
+      'turn': np.indices(sampler.shape, np.int32)[2],
+    },
   )
   return rollout._replace(batch=batch)
 
@@ -297,6 +300,7 @@ def test_eight_devices_measure_what_one_does():
   # The policy is near the old one, so what it does is near what is meant.
   meant = one['prefix_whole_weight_expected']
   assert one['prefix_whole_weight'] == pytest.approx(meant, rel=0.2)
+  assert one['prefix_turn0_contexts'] == 1 and one['prefix_turn1_contexts'] > 0
   for name, value in one.items():
     np.testing.assert_allclose(
       eight[name], value, rtol=2e-6, atol=1e-7, err_msg=name

@@ -290,6 +290,7 @@ def test_what_is_measured_of_answers_is_measured_of_episodes(
   for name in (
     'overshoot', 'adam_carried_norm', 'geometry_cosine_mean',
     'prefix_part_tokens', 'prefix_part_uncancelled_expected', 'kl_old_k3',
+    'prefix_turn0_contexts', 'prefix_turn1_uncancelled_expected',
   ):  # fmt: skip
     assert math.isfinite(seen[-1][0][name]), name
   for metrics, rollout in seen:
@@ -350,6 +351,8 @@ def test_branches_are_learned_behind_what_they_have_read(
   )
   for metrics, rollout in seen:
     assert metrics['sampler_gap'] < 1e-5 and metrics['update_norm'] > 0
+    # All have heard 'guess' alone before their first turn.
+    assert metrics['prefix_turn0_contexts'] == pytest.approx(1)
     begins = rollout.previous != np.arange(rollout.previous.shape[-1]) - 1
     is_there = np.arange(begins.shape[-1]) < rollout.length[..., None]
     assert np.sum(begins & is_there, axis=-1).max() >= 3

@@ -230,6 +230,10 @@ _MEANINGS = {
     'Sum of the coefficients on tokens that a whole group shares, over the sum '
     'of their sizes: 0 if they cancel.'
   ),
+  'prefix_turn0_uncancelled': (
+    'The same of the first turns of episodes, each by its first token: all of '
+    'a group take them in one context.'
+  ),
   'sampler_gap': (
     'Mean difference of the log-probabilities of sampler and learner.'
   ),

@@ -2,7 +2,8 @@
 
 There are two kinds of study:
 
-- `brakes` and `normalization` train runs, and continue them where they were;
+- `brakes`, `normalization` and `turns` train runs, and continue them where they
+  were;
 - `papers`: small experiments on the claims of two papers, each with a verdict.
 
 What they share lies beside them:
@@ -21,6 +22,7 @@ STUDIES = (
   'brakes_smollm2',
   'normalization',
   'normalization_smollm2',
+  'turns',
 )
 EXPERIMENTS = {
   'coasting_ratio': 'coasting',

@@ -1,0 +1,354 @@
+"""Does a weight by length bias the first turn of an agent? Trains runs.
+
+Every episode of a group takes its first turn in the same context. The
+advantages of these turns add up to 0, and so do their pulls if all tokens have
+one weight. If each episode's tokens share one weight (1 / length, as the mean
+of GRPO over each completion), they do not: short episodes pull harder at the
+same first turn (proposition 1 of Fontana et al., arXiv:2601.05002).
+
+The arm `fixed` measures that on rollouts of one policy, which is not trained.
+The arms `tokens` and `lengths` train with the two weights, all else equal.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import math
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import losses
+from grpo_jax.config import Config
+from grpo_jax.lab.report import curves
+from grpo_jax.lab.studies import sweeps
+from grpo_jax.run import bare
+from grpo_jax.run import sampling
+from grpo_jax.run.build import build
+from grpo_jax.run.build import environment as build_environment
+from grpo_jax.run.build import rewards as build_rewards
+
+WEIGHTS = {
+  'tokens': losses.mean_over_tokens,
+  'lengths': losses.mean_over_sequences,
+}
+"""By arm that trains, the weight: the same for all tokens, or 1 / length."""
+
+CREDITS = {
+  'turn': lambda: losses.center_to_go_by_group(0.5),
+  'episode': losses.center_by_group,
+}
+"""What the arm `fixed` credits: each turn, or the episode as a whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """One way to train, or `fixed`."""
+
+  label: str
+
+
+ARMS = Arm('fixed'), Arm('tokens'), Arm('lengths')
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What one run has measured.
+
+  Attributes:
+    arm: How it was trained.
+    seed: Of everything random, the warm-up included.
+    steps: Rollouts.
+    numbers: By name, a value of each rollout. Of training: `solved`, the mean
+      of the first reward; `turns` of an episode; `first`, the mean reward of
+      first turns; `pull` and `uncancelled`, the metrics
+      `prefix_turn0_weight_expected` and `prefix_turn0_uncancelled_expected`.
+      Of `fixed`, for each credit and weight: see `first_turn_pulls`.
+  """
+
+  arm: Arm
+  seed: int
+  steps: int
+  numbers: dict[str, list[Any]]
+
+
+def method(weight: str = 'tokens', gamma: float = 0.5, entropy: float = 0.01):
+  """That of `configs/guess_number.py`, with a choice of the weight."""
+  return losses.chain(
+    losses.center_to_go_by_group(gamma),
+    WEIGHTS[weight](),
+    losses.ppo_clip(0.2, 0.4),
+    losses.add_entropy_bonus(entropy),
+  )
+
+
+def config_of(config: Config, arm: Arm, seed: int) -> Config:
+  """The config of a run: what all arms share, an arm's loss, and a seed."""
+  weight = arm.label if arm.label in WEIGHTS else 'tokens'
+  return dataclasses.replace(
+    config,
+    seed=seed,
+    learner=dataclasses.replace(
+      config.learner,
+      method=f'{__name__}:method',
+      method_kwargs={'weight': weight},
+    ),
+    log=dataclasses.replace(config.log, expected_prefixes=True),
+  )
+
+
+def first_turn_pulls(batch: losses.Batch) -> dict[str, list[float]]:
+  """What both weights do to the first turns of a rollout, at ratio 1.
+
+  Args:
+    batch: A rollout of episodes, with the fields of their turns.
+
+  Returns:
+    `{credit}_{weight}_shift`: of the pulls of first turns, c = weight x
+    advantage, the sum over the mean of a group's sum of |c|: one value for each
+    group. `{credit}_{weight}_by_id`: of each id, the sum of c over all first
+    turns that begin with it, in units of the sum of |c|; and `count`, how many
+    they are.
+  """
+  first = np.argmax(batch.mask, axis=-1)[..., None]
+  at_first = lambda x: np.take_along_axis(np.asarray(x), first, -1)[..., 0]
+  assert batch.tokens is not None  # a rollout has them
+  ids = at_first(batch.tokens)
+  found = {'count': np.bincount(ids.ravel()).tolist()}
+  for credit, made in CREDITS.items():
+    for weight in WEIGHTS:
+      loss = losses.chain(made(), WEIGHTS[weight]())
+      credited, state = losses.credit(loss, batch, loss.init())
+      credited = losses.prepare(loss, credited, state)
+      assert credited.weight is not None and credited.advantage is not None
+      pull = at_first(credited.weight).astype(np.float64)
+      pull *= at_first(credited.advantage)
+      size = np.abs(pull).sum()
+      name = f'{credit}_{weight}'
+      shift = pull.sum(1) / (size / len(pull))
+      by_id = np.bincount(ids.ravel(), pull.ravel()) / size
+      found |= {
+        f'{name}_shift': shift.tolist(),
+        f'{name}_by_id': by_id.tolist(),
+      }
+  return found
+
+
+def train(config: Config, arm: Arm, seed: int, params: Any) -> Outcome:
+  """Does one run from given parameters; see `sweeps.Sweep.train`."""
+  run = build.run(config_of(config, arm, seed))
+  updater = build.updater(run, build.frozen_params(run))
+  rows = []
+  with contextlib.ExitStack() as stack:
+    run = dataclasses.replace(
+      run,
+      workers=stack.enter_context(
+        build_rewards.workers(run.limits, run.rewards)
+      ),
+      player=stack.enter_context(build_environment.player(run.environment)),
+    )
+    # Copied: `init` donates its argument, and other arms need it again.
+    params = jax.tree.map(jnp.copy, params)
+    if arm.label == 'fixed':
+      source = sampling.drawn_at_once(run, updater)
+      for step in range(run.steps):
+        source.publish(params, step)
+        rows.append(first_turn_pulls(source.next(step).rollout.batch))
+    else:
+      for one in bare.trained(run, updater, updater.compiled.init(params)):
+        rows.append(_of_training(one))
+  numbers = {name: [row[name] for row in rows] for name in rows[0]}
+  return Outcome(arm, seed, len(rows), numbers)
+
+
+def _of_training(one: bare.Trained) -> dict[str, float]:
+  played = [x for group in one.rollout.accounts for x in group if x.turns]
+  measured = one.measured
+  return {
+    'solved': float(np.mean(one.rollout.batch.reward_parts[..., 0])),
+    'turns': float(np.mean([x.turns for x in played])),
+    'first': float(np.mean([(x.turn_rewards or (0.0,))[0] for x in played])),
+    'pull': measured.get('prefix_turn0_weight_expected', math.nan),
+    'uncancelled': measured.get('prefix_turn0_uncancelled_expected', math.nan),
+  }
+
+
+class Row(NamedTuple):
+  """One line of the tables: a name, and intervals over seeds by column."""
+
+  name: str
+  values: dict[str, curves.Interval]
+
+
+def of_fixed(outcomes: Iterable[Outcome]) -> list[Row]:
+  """What the two weights do to first turns of policies that are not trained.
+
+  Args:
+    outcomes: Any; those of `fixed` count.
+
+  Returns:
+    A row for each credit, with
+
+    - `tokens` and `lengths`: the mean sum of a group's pulls, over the mean sum
+      of their sizes; 0 if they cancel;
+    - `cosine`: of the two expected gradients in the logits of the first token;
+    - `halves`: the same between the two halves of the rollouts, both with the
+      weight `tokens`: what chance alone leaves of 1.
+  """
+  runs = [one.numbers for one in outcomes if one.arm.label == 'fixed']
+  if not runs:
+    return []
+  return [
+    Row(credit, _over_seeds([_biases(one, credit) for one in runs]))
+    for credit in CREDITS
+  ]
+
+
+def _over_seeds(rows: Sequence[dict[str, float]]) -> dict[str, curves.Interval]:
+  return {
+    name: curves.mean_interval([row[name] for row in rows]) for name in rows[0]
+  }
+
+
+def _biases(run: dict[str, list[Any]], credit: str) -> dict[str, float]:
+  """The columns of `of_fixed`, of one seed."""
+
+  def gradient(weight: str, part: slice = slice(None)) -> np.ndarray:
+    return _gradient(run, f'{credit}_{weight}_by_id', part)
+
+  half = len(run['count']) // 2
+  halves = (gradient('tokens', x) for x in (slice(half), slice(half, None)))
+  return {
+    weight: float(np.mean(run[f'{credit}_{weight}_shift']))
+    for weight in WEIGHTS
+  } | {
+    'cosine': _cosine(gradient('tokens'), gradient('lengths')),
+    'halves': _cosine(*halves),
+  }
+
+
+def _gradient(run: dict[str, list[Any]], name: str, part: slice) -> np.ndarray:
+  """The mean gradient in the logits of the first token, [ids].
+
+  That is the sum of c (1[id] - probability of the id) over first turns.
+  """
+  width = max(map(len, run['count']))
+  total = lambda rows: np.sum(
+    [np.pad(np.asarray(x, float), (0, width - len(x))) for x in rows], axis=0
+  )
+  pull, chance = total(run[name][part]), total(run['count'])
+  return pull - pull.sum() * chance / chance.sum()
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+  return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+def of_training(outcomes: Sequence[Outcome], parts: int = 4) -> list[Row]:
+  """What was measured in equal parts of the trainings, by arm.
+
+  Args:
+    outcomes: Any; those of arms that train count.
+    parts: How many, of which none is shorter than a rollout.
+
+  Returns:
+    Rows named `{arm} {first rollout}-{last}`, and for the arms' difference
+    `lengths - tokens`, over the seeds that both have.
+  """
+  by_arm = {
+    name: {x.seed: x.numbers for x in outcomes if x.arm.label == name}
+    for name in WEIGHTS
+  }
+  rows, steps = [], outcomes[0].steps
+  for cut in np.array_split(np.arange(steps), min(parts, steps)):
+    # Of each arm and seed the means of this part.
+    means = {
+      arm: {seed: _means(run, cut) for seed, run in runs.items()}
+      for arm, runs in by_arm.items()
+    }
+    tokens, lengths = means.values()
+    means['lengths - tokens'] = {
+      seed: {name: lengths[seed][name] - x for name, x in tokens[seed].items()}
+      for seed in tokens.keys() & lengths.keys()
+    }
+    rows += [
+      Row(f'{arm} {cut[0] + 1}-{cut[-1] + 1}', _over_seeds([*runs.values()]))
+      for arm, runs in means.items()
+      if runs
+    ]
+  return rows
+
+
+def _means(run: dict[str, list[Any]], cut: np.ndarray) -> dict[str, float]:
+  return {name: float(np.asarray(x)[cut].mean()) for name, x in run.items()}
+
+
+class Summary(NamedTuple):
+  """What all runs say: see `of_fixed` and `of_training`."""
+
+  fixed: list[Row]
+  training: list[Row]
+
+
+def run(
+  config: Config,
+  workdir: str | pathlib.Path,
+  seeds: int = 5,
+  steps: int = 40,
+  only: Sequence[str] = (),
+  name: str = 'turns',
+) -> Summary:
+  """Does the runs that are not done yet, and sums up what they measured.
+
+  Args:
+    config: What all arms share, with an environment that rewards turns. An arm
+      sets the loss.
+    workdir: Directory of the study; its NAME.jsonl holds the outcomes.
+    seeds: See `sweeps.run`.
+    steps: Rollouts of each run.
+    only: Labels of the arms to run; empty: all arms.
+    name: Of the study.
+
+  Raises:
+    ValueError: See `sweeps.run`, or the config has no environment.
+  """
+  if not config.environment.name:
+    raise ValueError(
+      'The study of turns needs episodes of several, and this config has no '
+      'environment; give one, as --config=configs/guess_number.py has.'
+    )
+  sweep = sweeps.Sweep(name, ARMS, Arm, Outcome, train, _progress)
+  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
+  trained = [one for one in outcomes if one.arm.label in WEIGHTS]
+  return Summary(of_fixed(outcomes), of_training(trained) if trained else [])
+
+
+def _progress(outcome: Outcome) -> str:
+  solved = outcome.numbers.get('solved')
+  return f'solved {solved[-1]:.3f}' if solved else ''
+
+
+def show(summary: Summary) -> None:
+  """Prints what `run` returned, for a person."""
+  for rows in summary:
+    for row in rows:
+      cells = (
+        f'{k} {x.mean:.4g} ± {x.half:.2g}' for k, x in row.values.items()
+      )
+      print(f'{row.name}: {", ".join(cells)}')
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+  """What `run` returned, as JSON can hold it."""
+  return {
+    table: {
+      row.name: {name: list(one) for name, one in row.values.items()}
+      for row in rows
+    }
+    for table, rows in summary._asdict().items()
+  }

@@ -1,0 +1,148 @@
+"""The weight of first turns: what is measured, and how it is summed up."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import grpo_jax
+from grpo_jax import config as config_lib
+from grpo_jax import losses
+from grpo_jax.lab import studies
+from grpo_jax.lab.studies import turns
+from tests import runs
+
+# One group of two. The first begins with 3 and has one turn, the second begins
+# with 1 and has three; the end of the first counts as the others' turns do.
+MASK = np.array([[[1, 0, 0, 0, 0], [1, 0, 1, 0, 1]]], bool)
+REWARD = np.array([[1.0, 0.0]], np.float32)
+
+
+def played():
+  return losses.make_batch(
+    MASK,
+    REWARD,
+    tokens=np.array([[[3, 0, 0, 0, 0], [1, 7, 2, 7, 2]]], np.int32),
+    extras={
+      'turn': np.array([[[0, 0, 0, 0, 0], [0, 0, 1, 1, 2]]], np.int32),
+      'turn_reward': np.array([[[0.5, 0, 0], [0, 0, 0]]], np.float32),
+    },
+  )
+
+
+def test_pulls_of_first_turns_are_weight_times_advantage():
+  found = turns.first_turn_pulls(played())
+  assert found['count'] == [0, 1, 0, 1]
+  for credit in turns.CREDITS:  # both advantages are +-1/2 here
+    assert found[f'{credit}_tokens_shift'] == [0]
+    # 1/2 and -1/2, of one token and of three: 1/2 - 1/6 over 1/2 + 1/6.
+    assert found[f'{credit}_lengths_shift'] == pytest.approx([0.5])
+    assert found[f'{credit}_tokens_by_id'] == pytest.approx([0, -0.5, 0, 0.5])
+    by_id = found[f'{credit}_lengths_by_id']
+    assert by_id == pytest.approx([0, -0.25, 0, 0.75])
+
+
+def fixed(seed, *pulls):
+  """Rollouts in which ids 0 and 1 are drawn 1 and 3 times."""
+  numbers = {'count': [[1, 3]] * len(pulls)}
+  for credit in turns.CREDITS:
+    numbers |= {
+      f'{credit}_tokens_shift': [[0.0, 0.0]] * len(pulls),
+      f'{credit}_lengths_shift': [[0.1 * seed, 0.3]] * len(pulls),
+      f'{credit}_tokens_by_id': [[x, -x] for x in pulls],
+      f'{credit}_lengths_by_id': [[0.0, x] for x in pulls],
+    }
+  return turns.Outcome(turns.ARMS[0], seed, len(pulls), numbers)
+
+
+def test_the_bias_is_that_of_expected_gradients():
+  rows = turns.of_fixed([fixed(1, 2.0, 2.0), fixed(2, 2.0, -1.0, 3.0, 1.0)])
+  assert [row.name for row in rows] == [*turns.CREDITS]
+  of_turn = {name: one.mean for name, one in rows[0].values.items()}
+  assert of_turn['tokens'] == 0
+  assert of_turn['lengths'] == pytest.approx((0.2 + 0.25) / 2)
+  # The pull on id 1 alone, less what a pull on both as they are drawn would be,
+  # raises id 1 and lowers id 0.
+  assert of_turn['cosine'] == pytest.approx(-1)
+  assert of_turn['halves'] == pytest.approx(1)
+  one = turns._gradient(
+    fixed(0, 2.0, 3.0).numbers, 'turn_lengths_by_id', np.s_[:]
+  )
+  np.testing.assert_allclose(one, [-5 / 4, 5 / 4])
+  assert turns.of_fixed([]) == []
+
+
+def trained(label, seed, solved):
+  numbers = {'solved': solved, 'turns': [5.0] * len(solved)}
+  return turns.Outcome(turns.Arm(label), seed, len(solved), numbers)
+
+
+def test_trainings_are_compared_seed_by_seed_and_part_by_part():
+  rows = turns.of_training(
+    [
+      trained('tokens', 0, [0.0, 0.2, 0.4, 0.6]),
+      trained('lengths', 0, [0.1, 0.3, 0.4, 0.6]),
+      trained('tokens', 1, [0.2, 0.2, 0.8, 0.8]),
+      trained('lengths', 1, [0.5, 0.5, 0.8, 0.8]),
+      trained('tokens', 2, [0.8, 0.8, 0.8, 0.8]),
+    ],
+    parts=2,
+  )
+  found = {row.name: row.values['solved'] for row in rows}
+  assert [*found] == [
+    f'{arm} {part}'
+    for part in ('1-2', '3-4')
+    for arm in ('tokens', 'lengths', 'lengths - tokens')
+  ]
+  assert found['tokens 1-2'].mean == pytest.approx(1.1 / 3)
+  gap = found['lengths - tokens 1-2']
+  assert gap.mean == pytest.approx(0.2)
+  assert gap.half == pytest.approx(12.706 * 0.1, rel=1e-3)
+  assert found['lengths - tokens 3-4'] == (0, 0)
+  alone = turns.of_training([trained('lengths', 0, [1.0])])
+  assert [row.name for row in alone] == ['lengths 1-1']
+
+
+def test_arms_differ_in_the_weight_alone():
+  config = runs.small()
+  fixed, tokens, lengths = (
+    turns.config_of(config, arm, 7) for arm in turns.ARMS
+  )
+  assert fixed == tokens and tokens.log.expected_prefixes and tokens.seed == 7
+  assert tokens.learner.method_kwargs == {'weight': 'tokens'}
+  assert lengths.learner.method_kwargs == {'weight': 'lengths'}
+  changed = dataclasses.replace(
+    lengths.learner, method_kwargs={'weight': 'tokens'}
+  )
+  assert dataclasses.replace(lengths, learner=changed) == tokens
+  batch = played()
+  weights = []
+  for weight in turns.WEIGHTS:
+    method = turns.method(weight)
+    credited, state = losses.credit(method, batch, method.init())
+    weights.append(losses.prepare(method, credited, state).weight)
+  np.testing.assert_allclose(weights[0], MASK / 4)
+  np.testing.assert_allclose(weights[1], MASK / [[[2], [6]]])
+
+
+def test_a_config_without_episodes_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='needs episodes of several'):
+    turns.run(runs.small(), tmp_path)
+
+
+@pytest.mark.long
+def test_a_study_measures_and_trains(tmp_path, capsys):
+  config = grpo_jax.load_config('configs/guess_number.py')
+  # After so many steps, most guesses are numbers.
+  config.update_from_flattened_dict({'warm_up.steps': 50})
+  config = config_lib.resolve(config)
+  found = studies.module('turns').run(config, tmp_path, seeds=1, steps=2)
+  (row, _), training = found
+  assert abs(row.values['tokens'].mean) < 1e-6
+  assert abs(row.values['lengths'].mean) > 1e-3
+  (tokens, lengths, _, *_) = (x.values['uncancelled'].mean for x in training)
+  assert tokens < 1e-5 and lengths > 1e-3
+  turns.show(found)
+  assert 'lengths - tokens 2-2: solved' in capsys.readouterr().out
+  json.dumps(turns.to_json(found))
