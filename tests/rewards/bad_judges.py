@@ -218,6 +218,7 @@ def limits_itself(prompt, completion, example):
 
 def leaves_a_daemon(prompt, completion, example):
   """A process of a session of its own, whose parent has ended."""
+  file = example['file']
   program = (
     'import os, sys, time\n'
     'if os.fork(): os._exit(0)\n'
@@ -228,10 +229,10 @@ def leaves_a_daemon(prompt, completion, example):
     '  time.sleep(0.02)\n'
   )
   subprocess.run(
-    [sys.executable, '-I', '-S', '-c', program, example['file']],
+    [sys.executable, '-I', '-S', '-c', program, file],
     env={} if example.get('env', True) else None,
   )
-  while not os.path.exists(example['file']):
+  while not (os.path.exists(file) and os.path.getsize(file)):
     time.sleep(0.01)
   if example.get('ends_parent'):
     ends_its_parent(prompt, completion, example)
