@@ -198,7 +198,7 @@ def of_fixed(outcomes: Iterable[Outcome]) -> list[Row]:
       of their sizes; 0 if they cancel;
     - `cosine`: of the two expected gradients in the logits of the first token;
     - `halves`: the same between the two halves of the rollouts, both with the
-      weight `tokens`: what chance alone leaves of 1.
+      weight `tokens`: what chance alone leaves of 1; NaN for one rollout.
   """
   runs = [one.numbers for one in outcomes if one.arm.label == 'fixed']
   if not runs:
@@ -228,7 +228,7 @@ def _biases(run: dict[str, list[Any]], credit: str) -> dict[str, float]:
     for weight in WEIGHTS
   } | {
     'cosine': _cosine(gradient('tokens'), gradient('lengths')),
-    'halves': _cosine(*halves),
+    'halves': _cosine(*halves) if half else math.nan,
   }
 
 
@@ -299,7 +299,7 @@ def run(
   config: Config,
   workdir: str | pathlib.Path,
   seeds: int = 5,
-  steps: int = 40,
+  steps: int = 30,
   only: Sequence[str] = (),
   name: str = 'turns',
 ) -> Summary:

@@ -71,6 +71,8 @@ def test_the_bias_is_that_of_expected_gradients():
   )
   np.testing.assert_allclose(one, [-5 / 4, 5 / 4])
   assert turns.of_fixed([]) == []
+  (single, _) = turns.of_fixed([fixed(1, 2.0)])
+  assert np.isnan(single.values['halves'].mean)  # it has no halves
 
 
 def trained(label, seed, solved):
