@@ -580,7 +580,7 @@ def test_what_a_model_has_not_is_refused(shape, fields, words):
         'sampler.max_tokens': 5,
         'sampler.prompts': 2**12,
       },
-      r'4,096 rows for turns of episodes \(sampler.max_rows\) of 1,048,581 '
+      r'4,096 rows for turns of episodes \(sampler.max_rows\) of 1,048,576 '
       r'tokens each take 4,096.0 GiB at least; lower sampler.max_rows',
     ),
   ],

@@ -77,8 +77,8 @@ def test_rows_that_are_parked_are_told(capsys):
   }
   command.show(estimate(**played))
   said = ' '.join(capsys.readouterr().out.split())
-  # 448 rows of 1,024 tokens of a context, and of a turn.
-  gib = 448 * 2048 * 2 * 2 * 4 * 128 * 28 / 2**30
+  # 448 rows of 1,024 tokens of a context.
+  gib = 448 * 1024 * 2 * 2 * 4 * 128 * 28 / 2**30
   assert f'work take {gib:.2f} GiB of the memory of each host' in said
   command.show(estimate(**{'mesh.fsdp': 64}))
   assert 'Episodes' not in capsys.readouterr().out

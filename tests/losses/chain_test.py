@@ -374,6 +374,7 @@ def test_a_transform_of_ones_own_does_not_hide_an_order():
 RECORDS = {
   losses.Batch: '[P,G',
   losses.SurrogateTerms: '[P,G,T]',
+  losses.SharedContext: '[P,G,N]',
   losses.SharedPrefix: '[P,G,T]',
   losses.Rows: '32[',
   losses.Controller: '',

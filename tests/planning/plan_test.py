@@ -304,9 +304,8 @@ def test_rows_of_episodes_have_caches_of_a_whole_context():
     )
     for rows in (4096, 64)
   )
-  # Keys and values in bfloat16, of 4 heads of 128, in 28 layers, of a context
-  # and a turn.
-  row = 2 * 2 * 4 * 128 * 28 * (8192 + 1024)
+  # Keys and values in bfloat16, of 4 heads of 128, in 28 layers, of a context.
+  row = 2 * 2 * 4 * 128 * 28 * 8192
   assert not all_at_once.fits and some.fits
   for made, rows in ((all_at_once, 2048), (some, 64)):
     memory = {one.name: one.memory for one in made.programs}
