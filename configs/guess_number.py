@@ -27,11 +27,11 @@ async def guess(policy, example):
     if not text.isdecimal():
       return 0.0
     number = int(text)
+    below, above = parts(left, number)
     # What a guess rules out, whatever the number is.
-    policy.reward(1 - max(map(len, parts(left, number))) / len(left))
+    policy.reward(1 - max(len(below), len(above)) / len(left))
     if number == wanted:
       return 0.5
-    below, above = parts(left, number)
     left, said = (above, 'higher') if number < wanted else (below, 'lower')
   return 0.0
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from grpo_jax import models
 from grpo_jax.models import layout
+from grpo_jax.models import scores as scores_lib
 
 CONFIG = models.ModelConfig(
   vocab_size=40,
@@ -92,6 +93,21 @@ score = jax.jit(
   models.score,
   static_argnames=('model', 'temperature', 'with_entropy', 'chunk_tokens'),
 )
+
+
+def scored_positions(model, rows, monkeypatch):
+  """How many positions of a row meet the vocabulary, in each call."""
+  seen = []
+
+  def watched(logits, target, with_entropy):
+    seen.append(logits.shape[1])
+    return scores_lib.Scores(jnp.zeros(target.shape), None)
+
+  monkeypatch.setattr(scores_lib, 'token_scores', watched)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  # Not `score`: it would keep what was traced with the fake.
+  jax.eval_shape(lambda params: models.score(model, params, rows), params)
+  return seen
 
 
 def gather(scores, rows: layout.Layout, length):

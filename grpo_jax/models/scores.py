@@ -138,30 +138,35 @@ def _score_hidden(
   """The scores of a layout from the outputs of the last layer, f[R,S,width]."""
   rows, slots, tokens = layout.column.shape
   few = layout.blocks is None and layout.tokens.shape[1] < slots * tokens
+
+  def scored(hidden, target):
+    return _in_chunks(
+      model, params, hidden, target, temperature, with_entropy, chunk_tokens
+    )
+
   if few or shards.parts() > 1:
     # Many short completions in a row: it has fewer columns than places for
     # completion tokens, so scoring every column is less work. If rows are cut,
     # each part scores the columns that it has.
     find = _columns if layout.own is None else _columns_of_trees
     hidden, target, place, here = find(layout, hidden)
+    scores = _taken(scored(hidden, target), place, here)
   else:
     column = _places(layout, layout.column)[0].reshape(rows, slots * tokens)
     hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
     target = layout.target.reshape(rows, slots * tokens)
-    place = here = None
-  scores = _in_chunks(
-    model, params, hidden, target, temperature, with_entropy, chunk_tokens
-  )
-  if place is not None and here is not None:
-    place = place.reshape(rows, slots * tokens)
-    scores = jax.tree.map(
-      lambda x: jnp.take_along_axis(x, place, axis=1), scores
-    )
-    if shards.parts() > 1:
-      here = here.reshape(rows, -1)
-      scores = jax.tree.map(lambda x: jnp.where(here, x, 0), scores)
-      scores = shards.sum_columns(scores)
+    scores = scored(hidden, target)
   return jax.tree.map(lambda x: x.reshape(rows, slots, tokens), scores)
+
+
+def _taken(scores: Scores, place: Array, here: Array) -> Scores:
+  """The scores at some places, from whichever part of the columns has them."""
+  place, here = (x.reshape(x.shape[0], -1) for x in (place, here))
+  scores = jax.tree.map(lambda x: jnp.take_along_axis(x, place, axis=1), scores)
+  if shards.parts() == 1:
+    return scores
+  scores = jax.tree.map(lambda x: jnp.where(here, x, 0), scores)
+  return shards.sum_columns(scores)
 
 
 def _columns(layout: Layout, hidden: Array):

@@ -19,7 +19,6 @@ from grpo_jax.learner import micro_batches
 from grpo_jax.learner import step
 from grpo_jax.learner.types import Scoring
 from grpo_jax.mesh import sharding
-from grpo_jax.models import scores
 from tests import bigram
 from tests import tiny
 from tests import trees
@@ -223,19 +222,11 @@ def test_no_tree_has_a_program_of_its_own(layout):
 @pytest.mark.parametrize('layout', ['dense', 'shared'])
 def test_the_vocabulary_meets_columns_or_tokens(layout, monkeypatch):
   """Whichever are fewer; and no column is added for where branches begin."""
-  model, seen = tiny.model(num_layers=1), []
+  model = tiny.model(num_layers=1)
   rows, _ = micro_batches.cut_rollout(rollout_of(), np.arange(4), SPECS[layout])
   rows = jax.tree.map(lambda x: x[0], rows)
-
-  def watched(logits, target, with_entropy):
-    seen.append(logits.shape[1])
-    return scores.Scores(jnp.zeros(target.shape), None)
-
-  monkeypatch.setattr(scores, 'token_scores', watched)
-  params = jax.eval_shape(model.init, jax.random.key(0))
-  # Not `tiny.score`: it would keep what was traced with the fake.
-  jax.eval_shape(lambda params: models.score(model, params, rows), params)
   _, slots, width = rows.target.shape
+  seen = tiny.scored_positions(model, rows, monkeypatch)
   assert seen == [24 if layout == 'dense' else slots * width]
   assert layout == 'shared' or 24 < slots * width
 

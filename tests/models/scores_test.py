@@ -110,17 +110,7 @@ def test_the_fewest_positions_meet_the_vocabulary(kind, monkeypatch):
     # 12 columns, and the first tokens of 4 completions.
     'dense': (layout.packed_rows(ids, tokens, short, 12), 16),
   }[kind]
-  seen = []
-
-  def watched(logits, target, with_entropy):
-    seen.append(logits.shape[1])
-    return scores.Scores(jnp.zeros(target.shape), None)
-
-  monkeypatch.setattr(scores, 'token_scores', watched)
-  params = jax.eval_shape(model.init, jax.random.key(0))
-  # Not `tiny.score`: it would keep what was traced with the fake.
-  jax.eval_shape(lambda params: models.score(model, params, rows), params)
-  assert seen == [expected]
+  assert tiny.scored_positions(model, rows, monkeypatch) == [expected]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local.pools import Context
-from grpo_jax.engines.local.pools import Counts
 from grpo_jax.engines.local.pools import Pool
 from grpo_jax.engines.local.pools import Turn
 from grpo_jax.engines.protocol import STOPPED
@@ -100,7 +99,6 @@ class Queue:
     rows: How many rows each width has; a multiple of the data shards.
     mesh: The sampler's mesh; None for one device.
     decode: Turns ids into text; needed for stop strings only.
-    counts: What is added to.
     tried: For which numbers of rows and widths all programs were compiled
       before; is added to.
   """
@@ -114,12 +112,11 @@ class Queue:
     rows: int,
     mesh: jax.sharding.Mesh | None = None,
     decode: Callable[[Any], str] | None = None,
-    counts: Counts | None = None,
     tried: set[tuple[int, int]] | None = None,
   ):
     self._model, self._params, self._version = model, params, version
     self._widths, self._mesh, self._decode = sorted({*widths}), mesh, decode
-    self.rows, self.counts = rows, counts or Counts()
+    self.rows = rows
     self._tried = set() if tried is None else tried
     self._shards = 1 if mesh is None else sharding.row_shards(mesh)
     self._reading = contexts.Programs(model, mesh)
@@ -195,9 +192,7 @@ class Queue:
 
   def _pool(self, width: int) -> Pool:
     if width not in self._pools:
-      self._pools[width] = Pool(
-        self._reading, self._params, self.rows, width, self.counts
-      )
+      self._pools[width] = Pool(self._reading, self._params, self.rows, width)
       if (self.rows, width) not in self._tried:
         self._tried.add((self.rows, width))
         self._try(self._pools[width], width)
@@ -331,7 +326,6 @@ class Queue:
           tokens[n, : len(ids)], count[n] = ids, len(ids)
           rows[n], start[n] = one.row % of_shard, one.read
           one.read += len(ids)
-      self.counts.read += int(count.sum())
       given = self._on_devices((rows, tokens, start, count))
       pool.cache = contexts.read(
         self._reading, self._params, pool.cache, *given

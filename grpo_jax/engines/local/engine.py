@@ -17,7 +17,6 @@ from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import generation
 from grpo_jax.engines.local import lowered
-from grpo_jax.engines.local import pools
 from grpo_jax.engines.local import prepare
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local import schedule as schedule_lib
@@ -81,7 +80,6 @@ class LocalEngine:
     self._params, self._version, self._prepare = None, -1, None
     self._submitted = arrays.Submitted()
     self._queue: calls.Queue | None = None
-    self._counts = pools.Counts()
     self._tried: set[tuple[int, int]] = set()
 
   @property
@@ -126,11 +124,6 @@ class LocalEngine:
       if self._queue.is_empty:
         self._queue = None  # the learner needs the memory
 
-  @property
-  def counts(self) -> pools.Counts:
-    """What was done for requests with `calls`, since the engine was made."""
-    return self._counts
-
   def completed(
     self, every_tokens: int | None = None
   ) -> Generator[list[Sampled], None, None]:
@@ -172,7 +165,6 @@ class LocalEngine:
         rows,
         self.mesh,
         self.decode,
-        self._counts,
         self._tried,
       )
     return queue

@@ -73,19 +73,6 @@ class Context:
   waits_since: int = 0
 
 
-@dataclasses.dataclass
-class Counts:
-  """What a queue has done; see `LocalEngine.counts`.
-
-  Attributes:
-    read: Tokens that were read, so that the model has computed them.
-    parked: How often a row was moved to the host.
-  """
-
-  read: int = 0
-  parked: int = 0
-
-
 class Pool:
   """The rows of one width.
 
@@ -94,7 +81,6 @@ class Pool:
     params: What `sampler_params` returned; for shapes alone.
     rows: How many.
     width: Places of a cache.
-    counts: Where parked rows are counted.
   """
 
   def __init__(
@@ -103,9 +89,8 @@ class Pool:
     params: Any,
     rows: int,
     width: int,
-    counts: Counts,
   ):
-    self._programs, self._counts = programs, counts
+    self._programs = programs
     self.contexts: list[Context | None] = [None] * rows
     self.cache = programs.empty(params, rows, width)
 
@@ -121,7 +106,6 @@ class Pool:
     row = longest.row
     longest.parked = host_arrays.to_host(self.copy(longest))
     self.release(longest)
-    self._counts.parked += 1
     return row
 
   def copy(self, context: Context) -> Any:
