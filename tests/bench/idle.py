@@ -5,9 +5,10 @@ python tests/bench/idle.py
 The same episodes are played at once, as runs play them, and in rounds, which
 wait for the slowest environment. The engine has a quarter as many rows as there
 are episodes. Before each turn an environment sleeps for a time that is
-exponentially distributed, and drawn by its seed. A turn of the model takes
-about as long on two cores. A row is busy while a turn is under way in it; see
-`episodes.engine_use`. Nothing else should run on the machine meanwhile.
+exponentially distributed, and drawn by its seed: in the mean as long as a turn
+of the model takes where no environment sleeps. A row is busy while a turn is
+under way in it; see `episodes.engine_use`. Nothing else should run on the
+machine meanwhile.
 """
 
 import argparse
@@ -63,7 +64,8 @@ class Case:
     episodes: How many, a multiple of `GROUP`.
     rows: Of the engine.
     turns: Of an episode.
-    secs: That an environment sleeps before a turn, a mean.
+    secs: That an environment sleeps before a turn, a mean; None: as long as a
+      turn of the model.
     layers: Of the model.
     width: Of the model.
     most: Tokens of a turn.
@@ -73,7 +75,7 @@ class Case:
   episodes: int = 64
   rows: int = 16
   turns: int = 6
-  secs: float = 1.0
+  secs: float | None = None
   layers: int = 4
   width: int = 256
   most: int = 320
@@ -114,7 +116,7 @@ def played(engine: engines.LocalEngine, case: Case, rollout: int) -> Result:
     del example
     rng = random.Random(seed)
     for turn in range(case.turns):
-      await asyncio.sleep(rng.expovariate(1) * case.secs)
+      await asyncio.sleep(rng.expovariate(1) * (case.secs or 0.0))
       await policy.say(f'turn {turn}')
     return 1.0
 
@@ -146,14 +148,17 @@ def compared(case: Case, repeats: int) -> dict[str, list[Result]]:
   """The results of all rollouts, by arm, played in turns."""
   made_engines = {name: engine_of(kind, case) for name, kind in ARMS.items()}
   found: dict[str, list[Result]] = {name: [] for name in ARMS}
-  for rollout in range(-1, repeats):
+  at_once = dataclasses.replace(case, secs=0.0)
+  for engine in made_engines.values():
+    played(engine, at_once, 0)  # compiles
+  if case.secs is None:
+    turn_secs = played(made_engines['at once'], at_once, 0).turn_secs
+    case = dataclasses.replace(case, secs=turn_secs)
+  print(f'environments sleep for {case.secs:.2f} s in the mean')
+  for rollout in range(repeats):
     for name, engine in made_engines.items():
-      # The first compiles, and nobody needs to wait for it.
-      some = case if rollout >= 0 else dataclasses.replace(case, secs=0.0)
-      result = played(engine, some, max(rollout, 0))
-      print(name, *result, file=sys.stderr, flush=True)
-      if rollout >= 0:
-        found[name].append(result)
+      found[name].append(played(engine, case, rollout))
+      print(name, *found[name][-1], file=sys.stderr, flush=True)
   return found
 
 
@@ -176,9 +181,8 @@ def main() -> None:
   parser = argparse.ArgumentParser()
   parser.add_argument('--repeats', type=int, default=3)
   for field in dataclasses.fields(Case):
-    parser.add_argument(
-      f'--{field.name}', type=type(field.default), default=field.default
-    )
+    kind = float if field.default is None else type(field.default)
+    parser.add_argument(f'--{field.name}', type=kind, default=field.default)
   given = vars(parser.parse_args())
   repeats = given.pop('repeats')
   print(table(compared(Case(**given), repeats)))
