@@ -134,8 +134,12 @@ class PlainEngine:
         some = host_arrays.from_local(some, sharding.rows(self.mesh))
       drawn, length = host_arrays.to_host(_run(program, params, some))
       part = batch.part(first, first + taken)
+
+      def own(row, drawn=drawn, length=length):
+        return jax.tree.map(lambda x: x[row, : length[row]], drawn)
+
       yield [
-        arrays.sampled(part, row, drawn, int(length[row]), version, self.decode)
+        arrays.sampled(part.asked(row), own(row), version, self.decode)
         for row in range(taken * group)
       ]
 

@@ -45,6 +45,11 @@ class Batch(NamedTuple):
     """Completions per prompt, `G`."""
     return len(self.requests[0].keys)
 
+  def asked(self, completion: int) -> tuple[int, Request, int]:
+    """What was asked for by the completion p * G + g; see `sampled`."""
+    p, g = divmod(completion, self.group)
+    return self.numbers[p], self.requests[p], g
+
   @property
   def limit(self) -> int:
     """The most tokens that a completion may have."""
@@ -171,39 +176,35 @@ def padded(
 
 
 def sampled(
-  batch: Batch,
-  place: int,
+  asked: tuple[int, Request, int],
   drawn: sampler.Drawn,
-  length: int,
   version: int,
   decode: Decode | None,
   goes_on: bool = False,
-  holder: int | None = None,
+  **known: Any,
 ) -> Sampled:
-  """One completion of a batch.
+  """A completion, or what there is of it.
 
   Args:
-    batch: What was asked for.
-    place: The completion p * G + g.
-    drawn: Arrays [P*G,T] on the host, which are copied.
-    length: How many tokens it has; 0 if this process does not know it.
+    asked: The request's number, the request, and which of its completions.
+    drawn: Arrays [t] on the host, which are copied; t is 0 if this process does
+      not know it.
     version: Of the policy.
     decode: Turns ids into text; needed for stop strings only.
     goes_on: Whether more is drawn, unless it has come to a stop string.
-    holder: See `Sampled`.
+    **known: Other attributes of `Sampled`.
 
   Raises:
     ValueError: There are stop strings and no `decode`.
   """
-  p, g = divmod(place, batch.group)
-  sampling = batch.requests[p].sampling
-  count, finish = end_of(drawn.token[place, :length], sampling, decode)
+  number, request, place = asked
+  count, finish = end_of(drawn.token, request.sampling, decode)
   if goes_on and finish != STOPPED:
     finish = GOING
-  one = jax.tree.map(lambda x: np.array(x[place, :count]), drawn)
+  one = jax.tree.map(lambda x: np.array(x[:count]), drawn)
   return Sampled(
-    request=batch.numbers[p],
-    number=g,
+    request=number,
+    number=place,
     ids=one.token,
     logp=one.logp,
     log_kept=one.log_kept,
@@ -211,7 +212,7 @@ def sampled(
     finish=finish,
     entropy=one.entropy,
     routing=one.routing,
-    holder=holder,
+    **known,
   )
 
 

@@ -33,7 +33,7 @@ from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local.pools import Context
 from grpo_jax.engines.local.pools import Pool
 from grpo_jax.engines.local.pools import Turn
-from grpo_jax.engines.protocol import STOPPED
+from grpo_jax.engines.protocol import GOING
 from grpo_jax.engines.protocol import Request
 from grpo_jax.engines.protocol import Sampled
 from grpo_jax.mesh import host_arrays
@@ -386,27 +386,19 @@ class Queue:
 
   def _finished(self, turn: Turn, ended: bool) -> Sampled | None:
     """A call that has ended, or has come to a stop string; else None."""
-    sampling = turn.request.sampling
-    if not ended and not sampling.stop_strings:
+    if not ended and not turn.request.sampling.stop_strings:
       return None
     whole = jax.tree.map(lambda *x: np.concatenate(x), *turn.drawn)
-    count, finish = arrays.end_of(whole.token, sampling, self._decode)
-    if not ended and finish != STOPPED:
-      return None
-    one = jax.tree.map(lambda x: x[:count].copy(), whole)
-    return Sampled(
-      request=turn.number,
-      number=turn.place,
-      ids=one.token,
-      logp=one.logp,
-      log_kept=one.log_kept,
-      version=np.full((count,), self._version, np.int32),
-      finish=finish,
-      entropy=one.entropy,
-      routing=one.routing,
+    one = arrays.sampled(
+      (turn.number, turn.request, turn.place),
+      whole,
+      self._version,
+      self._decode,
+      goes_on=not ended,
       read=turn.read,
       parked=turn.parked,
     )
+    return None if one.finish == GOING else one
 
   def _keep(self, context: Context, turn: Turn, one: Sampled) -> None:
     """Notes what others may go on from."""

@@ -18,7 +18,6 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,7 +56,7 @@ class Turns(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """`Turns` on the device; what `sampler.draw` goes on with."""
+  """`Turns` on the device; what `sampler.draw_until` goes on with."""
 
   last: Array
   place: Array
@@ -65,6 +64,7 @@ class _Rows(NamedTuple):
   ended: Array
   key: Array
   numbers: Numbers
+  cache: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +125,6 @@ class Programs:
     Returns:
       The caches, the turns, and what was drawn, in columns from 0 on.
     """
-    shape = len(turns.last), STEPS
-    nothing = sampler.Drawn(
-      jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
-    )
-    if self.model.routes:
-      nothing = nothing._replace(routing=nothing.token)
     words = jnp.asarray(turns.words)
     rows = _Rows(
       last=jnp.asarray(turns.last),
@@ -139,43 +133,34 @@ class Programs:
       ended=jnp.asarray(turns.ended),
       key=jax.random.wrap_key_data(words, impl='threefry2x32'),
       numbers=turns.numbers,
+      cache=cache,
     )
 
-    def going(carry):
-      step, _, rows, _ = carry
-      alive = jnp.sum(~rows.ended, dtype=jnp.int32)
-      return (step < limit) & (alive > floor)
-
-    def body(carry):
-      step, cache, rows, drawn = carry
-      alive = (~rows.ended).astype(jnp.int32)
+    def read(rows):
+      going = (~rows.ended).astype(jnp.int32)
       hidden, cache, routing = sampler.read_hidden(
         self.model,
         params,
         rows.last[:, None],
         rows.place[:, None],
         attention.over_contexts(
-          rows.place, alive, None, self.model.config.attention
+          rows.place, going, None, self.model.config.attention
         ),
-        cache,
+        rows.cache,
       )
-      logits = self.model.head(params, hidden[:, 0])
-      if routing is not None:
-        routing = routing[:, 0]
-      rows, new = sampler.draw(rows, logits, self.choices, routing)
-      rows = rows._replace(place=rows.place + alive)
-      put = lambda to, x: lax.dynamic_update_slice_in_dim(
-        to, x[:, None], step, axis=1
-      )
-      drawn = jax.tree.map(put, drawn, new)
-      return step + 1, self._placed(cache), rows, drawn
+      rows = rows._replace(place=rows.place + going, cache=self._placed(cache))
+      return hidden, rows, routing
 
-    start = jnp.zeros((), jnp.int32), cache, rows, nothing
-    _, cache, rows, drawn = lax.while_loop(going, body, start)
+    def alive(ended):
+      return jnp.sum(~ended, dtype=jnp.int32)
+
+    rows, drawn = sampler.draw_until(
+      self.model, params, rows, read, alive, STEPS, limit, floor, self.choices
+    )
     turns = turns._replace(
       last=rows.last, place=rows.place, age=rows.age, ended=rows.ended
     )
-    return cache, turns, drawn
+    return rows.cache, turns, drawn
 
   def pick_context(self, cache: Any, row: Array) -> Any:
     """The cache of one row, f[1,...] for each layer, on every data shard."""

@@ -209,15 +209,10 @@ class LocalEngine:
     if so_far.holder is not None:
       holder = int(so_far.holder[place // batch.group])
       length *= holder == jax.process_index()
+    drawn = jax.tree.map(lambda x: x[place, :length], so_far.drawn)
+    asked = batch.asked(int(place))
     return arrays.sampled(
-      batch,
-      int(place),
-      so_far.drawn,
-      int(length),
-      version,
-      self.decode,
-      goes_on,
-      holder,
+      asked, drawn, version, self.decode, goes_on, holder=holder
     )
 
   def _pieces(self, params: Any, batch: arrays.Batch, cores: int) -> int:

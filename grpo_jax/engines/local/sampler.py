@@ -13,6 +13,7 @@ Shapes: `P` prompts of at most `N` tokens, `A` lanes, `B = A * W` rows, `M`
 columns of the rows' caches, `C` columns drawn by one call.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
@@ -201,25 +202,14 @@ class Sampler:
       The rows, and what they have drawn: C = `drawn_columns(M)` columns, filled
       from column 0.
     """
-    axis = self._axes.positions[0]
-    columns = max(key.shape[axis] for key, _ in rows.cache)
-    shape = rows.last.shape[0], columns
-    nothing = Drawn(
-      jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
-    )
-    if self.routes:
-      nothing = nothing._replace(routing=nothing.token)
-
     prompt_length = self._prompt_length(rows)
     shards = sharding.current_row_shards() * self.pieces
 
-    def going(carry):
-      step, rows, _ = carry
-      alive = jnp.sum(~rows.ended.reshape(shards, -1), axis=1, dtype=jnp.int32)
-      return (step < limit) & (shards * jnp.max(alive) > floor)
+    def alive(ended):
+      on_shard = jnp.sum(~ended.reshape(shards, -1), axis=1, dtype=jnp.int32)
+      return shards * jnp.max(on_shard)
 
-    def body(carry):
-      step, rows, drawn = carry
+    def read(rows):
       hidden, caches, routing = read_hidden(
         self.model,
         params,
@@ -239,19 +229,14 @@ class Sampler:
       own = [own for _, own in caches or ()]
       own = jax.tree.map(self._placed, own)
       rows = rows._replace(cache=own, clock=rows.clock + 1)
-      logits = self.model.head(params, hidden[:, 0])
-      if routing is not None:
-        routing = routing[:, 0]
-      rows, new = draw(rows, logits, self.choices, routing)
-      rows, new = self._on_all(rows), self._on_all(new)
-      put = lambda to, x: lax.dynamic_update_slice_in_dim(
-        to, x[:, None], step, axis=1
-      )
-      return step + 1, rows, jax.tree.map(put, drawn, new)
+      return hidden, rows, routing
 
-    # A loop on the device: the host is asked once per call, not once per token.
-    start = jnp.zeros((), jnp.int32), self._on_all(rows), nothing
-    _, rows, drawn = lax.while_loop(going, body, start)
+    axis = self._axes.positions[0]
+    columns = max(key.shape[axis] for key, _ in rows.cache)
+    rows, drawn = draw_until(
+      self.model, params, rows, read, alive, columns, limit, floor,
+      self.choices, self._on_all,
+    )  # fmt: skip
     return rows, _by_rows(drawn)
 
   def regroup(
@@ -437,6 +422,67 @@ def draw(
     age=age,
     ended=rows.ended | is_end | (age >= rows.numbers.limit),
   )
+  return rows, drawn
+
+
+def draw_until(
+  model: models.Layered,
+  params: Any,
+  rows: RowsT,
+  read: Callable[[RowsT], tuple[Array, RowsT, Any]],
+  alive: Callable[[Array], Array],
+  columns: int,
+  limit: Array,
+  floor: Array,
+  choices: Choices,
+  placed: Callable[[Any], Any] = lambda tree: tree,
+) -> tuple[RowsT, Drawn]:
+  """Draws token after token for every row that goes on.
+
+  Args:
+    model: Whose output layer is asked.
+    params: What `sampler_params` returned.
+    rows: See `draw`.
+    read: Reads the newest token of each row. Returns the last hidden states
+      f[B,1,D], the rows with what their caches are now, and the routing
+      i32[B,1], if the model has experts.
+    alive: How many rows are counted as alive, i32[], of which have ended.
+    columns: `C`, of what is returned.
+    limit: i32[], how many tokens to draw per row, at most `C`.
+    floor: i32[]; drawing stops when no more rows than this are alive.
+    choices: Those of `rows.numbers`.
+    placed: Puts arrays of all rows where they are to lie.
+
+  Returns:
+    The rows, and what they have drawn, in columns from 0 on.
+  """
+  shape = rows.last.shape[0], columns
+  nothing = Drawn(
+    jnp.zeros(shape, jnp.int32), *(jnp.zeros(shape) for _ in range(3))
+  )
+  if model.routes:
+    nothing = nothing._replace(routing=nothing.token)
+
+  def going(carry):
+    step, rows, _ = carry
+    return (step < limit) & (alive(rows.ended) > floor)
+
+  def body(carry):
+    step, rows, drawn = carry
+    hidden, rows, routing = read(rows)
+    logits = model.head(params, hidden[:, 0])
+    if routing is not None:
+      routing = routing[:, 0]
+    rows, new = draw(rows, logits, choices, routing)
+    rows, new = placed(rows), placed(new)
+    put = lambda to, x: lax.dynamic_update_slice_in_dim(
+      to, x[:, None], step, axis=1
+    )
+    return step + 1, rows, jax.tree.map(put, drawn, new)
+
+  # A loop on the device: the host is asked once per call, not once per token.
+  start = jnp.zeros((), jnp.int32), placed(rows), nothing
+  _, rows, drawn = lax.while_loop(going, body, start)
   return rows, drawn
 
 
