@@ -1,6 +1,7 @@
 """The pure parts of the benchmarks, and a small one; no time is tested."""
 
 import argparse
+import dataclasses
 import json
 
 from matplotlib.figure import Figure
@@ -13,6 +14,7 @@ from tests.bench import cases
 from tests.bench import config as bench_config
 from tests.bench import idle
 from tests.bench import plot
+from tests.bench import pools
 from tests.bench import rewards
 from tests.bench import run
 from tests.bench import tables
@@ -180,3 +182,14 @@ def test_a_table_has_a_line_for_each_rollout():
   assert len(lines) == 2 + 3
   assert lines[2] == lines[3]
   assert lines[4] == '| in rounds | 12.3 | 88% | 0.50 | 384 | 16,863 | 12% |'
+
+
+def test_both_kinds_of_rows_draw_a_case():
+  case = dataclasses.replace(
+    cases.CASES['A'], layers=1, width=32, vocab=64, max_tokens=8
+  )
+  found = pools.measured(case, 2)
+  assert len(found) == 2
+  assert all(lanes > 0 and contexts > 0 for lanes, contexts in found)
+  lines = pools.table({'A': [(0.1, 0.2), (0.1, 0.3), (0.4, 0.4)]}).splitlines()
+  assert lines[2] == '| A | 0.100 | 0.300 | 1.00 to 3.00 |'
