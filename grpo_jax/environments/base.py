@@ -37,10 +37,12 @@ class Reply(NamedTuple):
     reasoning: What it has thought, where the format tells it apart.
     calls: In the order in which they were written.
     problems: What could not be read, in sentences.
-    finish: 'end', or 'stop' if a stop string of the run has ended it. A turn
-      that a limit cuts ends the episode, and is no reply.
+    finish: 'end', or 'stop' if a stop string has ended it, or 'length' if
+      `Policy.chat` was given fewer `max_tokens` than the run has. A turn that a
+      limit of the run cuts ends the episode, and is no reply.
     turn: The number of the turn in its episode, from 0.
     tokens: How many it has.
+    read: How many tokens the policy has read before it, those of its context.
   """
 
   text: str
@@ -50,6 +52,7 @@ class Reply(NamedTuple):
   finish: str = 'end'
   turn: int = 0
   tokens: int = 0
+  read: int = 0
 
 
 class Action(NamedTuple):
@@ -100,12 +103,48 @@ class Policy(Protocol):
     """
     ...
 
+  async def chat(
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    max_tokens: int | None = None,
+    stop: Sequence[str] = (),
+  ) -> Reply:
+    """Lets the policy answer a whole chat, as servers are asked.
+
+    A chat that begins as a context of the episode does, up to an answer, goes
+    on there, and what was sampled is read as it was. Any other one is a branch,
+    which shares with a context what both begin with. Several may be asked at
+    once. What was said by `say` is not found again.
+
+    Args:
+      messages: All of the chat.
+      tools: Schemas of the tools that may be called; None: those of the
+        environment.
+      max_tokens: Of the answer, at most. One that reaches it is a reply, and
+        the episode goes on.
+      stop: Texts that end the answer, beside those of the run.
+
+    Raises:
+      Ended: A limit of the episode has been met.
+      ValueError: No chat template takes the chat.
+    """
+    ...
+
   def fork(self) -> 'Policy':
     """Another context that begins as this one stands now."""
     ...
 
   def reward(self, value: float, turn: int | None = None) -> None:
     """Rewards a turn; None: the last one of this context."""
+    ...
+
+  def leave_out(self, turn: int) -> None:
+    """A turn is not learned from; others may have read it."""
+    ...
+
+  def count(self, name: str, number: int = 1) -> None:
+    """Adds to a count of the episode, which metrics tell by its name."""
     ...
 
 

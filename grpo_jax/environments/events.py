@@ -1,10 +1,10 @@
 """The messages between an episode and its player.
 
-An episode says `Say`, `Forked` and `Rewarded`, and at its end `Done` or
-`Failed`, in the order in which they happened. Between processes these travel as
-JSON and never as pickles, so that an environment cannot make the trainer run
-anything. So a message holds texts, numbers, lists and mappings alone, wherever
-episodes run.
+An episode says `Say`, `Forked`, `Rewarded` and `LeftOut`, and at its end `Done`
+or `Failed`, in the order in which they happened. Between
+processes these travel as JSON and never as pickles, so that an environment
+cannot make the trainer run anything. So a message holds texts, numbers, lists
+and mappings alone, wherever episodes run.
 """
 
 from collections.abc import Iterable
@@ -47,6 +47,11 @@ class Say(NamedTuple):
     messages: What is new in it.
     tools: The schemas that the policy reads; the same in all turns.
     max_tokens: Of the answer, at most; None: as the run has it.
+    is_chat: Whether it is of `Policy.chat`: then an answer that reaches
+      `max_tokens` is a reply, and what cannot be read fails no episode.
+    known: How many of the messages were said before the context branched off.
+      Then they are all of the chat; None: only what is new.
+    stops: Texts that end the answer, beside those of the run.
   """
 
   episode: int
@@ -54,14 +59,27 @@ class Say(NamedTuple):
   messages: tuple[Message, ...]
   tools: tuple[Mapping[str, Any], ...]
   max_tokens: int | None
+  is_chat: bool = False
+  known: int | None = None
+  stops: tuple[str, ...] = ()
 
 
 class Forked(NamedTuple):
-  """A new context, which begins where the context `of` stands."""
+  """A new context, which begins where the context `of` stands.
+
+  Attributes:
+    episode: Of which episode.
+    context: The new one.
+    of: The old one.
+    turns: Behind how many turns of the old one it begins; None: as it stands.
+    branch: Its number among those that begin there; None: the next one.
+  """
 
   episode: int
   context: int
   of: int
+  turns: int | None = None
+  branch: int | None = None
 
 
 class Rewarded(NamedTuple):
@@ -70,6 +88,13 @@ class Rewarded(NamedTuple):
   episode: int
   turn: int
   value: float
+
+
+class LeftOut(NamedTuple):
+  """A turn is not to be learned from."""
+
+  episode: int
+  turn: int
 
 
 class Done(NamedTuple):
@@ -82,6 +107,7 @@ class Done(NamedTuple):
     tool_errors: How many of them went wrong.
     parse_errors: How much of the replies could not be read.
     secs: What the environment took itself; waiting for the policy is left out.
+    counts: What else was counted, by names.
   """
 
   episode: int
@@ -90,6 +116,7 @@ class Done(NamedTuple):
   tool_errors: int = 0
   parse_errors: int = 0
   secs: float = 0.0
+  counts: Mapping[str, int] = {}
 
 
 class Failed(NamedTuple):
@@ -126,11 +153,21 @@ class Stuck(NamedTuple):
   episode: int
 
 
-Event = Say | Forked | Rewarded | Done | Failed
+Event = Say | Forked | Rewarded | LeftOut | Done | Failed
 Word = Event | Began | Spoiled | Stuck
 _KINDS = {
   kind.__name__: kind
-  for kind in (Say, Forked, Rewarded, Done, Failed, Began, Spoiled, Stuck)
+  for kind in (
+    Say,
+    Forked,
+    Rewarded,
+    LeftOut,
+    Done,
+    Failed,
+    Began,
+    Spoiled,
+    Stuck,
+  )
 }
 
 
@@ -148,7 +185,11 @@ def decode(data: bytes) -> list[Word]:
   try:
     found = [_KINDS[kind](*fields) for kind, *fields in json.loads(data)]
     return [
-      one._replace(messages=tuple(one.messages), tools=tuple(one.tools))
+      one._replace(
+        messages=tuple(one.messages),
+        tools=tuple(one.tools),
+        stops=tuple(one.stops),
+      )
       if isinstance(one, Say)
       else one
       for one in found

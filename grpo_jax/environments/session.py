@@ -13,6 +13,7 @@ import time
 import types
 from typing import Any
 
+from grpo_jax.environments import chats as chats_lib
 from grpo_jax.environments import episode_threads
 from grpo_jax.environments import events
 from grpo_jax.environments import playing
@@ -58,21 +59,9 @@ class Context:
       ValueError: Nothing is said, or the tools are others than before.
     """
     session = self._session
-    if asyncio.get_running_loop() is not session.loop:
-      raise RuntimeError(
-        '`policy.say` was called in another event loop than that of the'
-        ' episode; make no loop of your own.'
-      )
-    await session.check_goes_on()
+    await session.check_may_ask('policy.say', max_tokens)
     self._check_idle('policy.say')
     messages = events.messages(new)
-    if max_tokens is not None and (
-      not isinstance(max_tokens, int) or max_tokens < 1
-    ):
-      raise ValueError(
-        f'`policy.say` was given max_tokens={max_tokens!r}, but a whole number'
-        ' of at least 1 is required, or None.'
-      )
     schemas = session.tools if tools is None else tuple(events.plain(tools))
     if self._tools is None:
       self._tools = schemas
@@ -82,11 +71,32 @@ class Context:
         ' context, and what a policy has read cannot change; pass them in the'
         ' first turn, or none.'
       )
-    self._asked = True
+    return await self.ask(messages, self._tools, max_tokens)
+
+  async def chat(
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    max_tokens: int | None = None,
+    stop: Sequence[str] = (),
+  ) -> Reply:
+    """See `base.Policy.chat`."""
+    return await self._session.chat(messages, tools, max_tokens, stop)
+
+  async def ask(
+    self,
+    messages: tuple[Message, ...],
+    tools: tuple[Mapping[str, Any], ...],
+    max_tokens: int | None,
+    **options: Any,
+  ) -> Reply:
+    """Lets the policy answer; see `events.Say`."""
+    session = self._session
+    self._asked, self._tools = True, tools
     self._answer = session.loop.create_future()
     session.say(
       events.Say(
-        session.episode, self._number, messages, self._tools, max_tokens
+        session.episode, self._number, messages, tools, max_tokens, **options
       )
     )
     return await self._answer
@@ -97,9 +107,18 @@ class Context:
     if session.is_over:
       raise Ended(OVER)
     self._check_idle('policy.fork')
+    return self.forked()
+
+  def forked(
+    self, turns: int | None = None, branch: int | None = None
+  ) -> 'Context':
+    """Another context; see `events.Forked`."""
+    session = self._session
     made = Context(session, session.number(), self._tools, self._turn)
     session.contexts[made._number] = made
-    session.emit(events.Forked(session.episode, made._number, self._number))
+    session.emit(
+      events.Forked(session.episode, made._number, self._number, turns, branch)
+    )
     return made
 
   def reward(self, value: float, turn: int | None = None) -> None:
@@ -109,14 +128,25 @@ class Context:
       raise Ended(OVER)
     value = playing.number(value, 'The reward of a turn')
     turn = self._turn if turn is None else turn
-    if turn not in session.turns:
+    if turn is None:
       raise ValueError(
-        f'Turn {turn} was given a reward, but the turns of this episode so far'
-        f' are {sorted(session.turns)}; say something first.'
-        if turn is not None
-        else 'A reward was given before the first turn; say something first.'
+        'A reward was given before the first turn; say something first.'
       )
+    session.check_turn(turn, 'given a reward')
     session.emit(events.Rewarded(session.episode, turn, value))
+
+  def leave_out(self, turn: int) -> None:
+    """See `base.Policy.leave_out`."""
+    session = self._session
+    if session.is_over:
+      raise Ended(OVER)
+    session.check_turn(turn, 'left out')
+    session.emit(events.LeftOut(session.episode, turn))
+
+  def count(self, name: str, number: int = 1) -> None:
+    """See `base.Policy.count`."""
+    counts = self._session.counts
+    counts[str(name)] = counts.get(str(name), 0) + int(number)
 
   def answer(self, reply: Reply) -> None:
     """The policy has answered."""
@@ -125,12 +155,22 @@ class Context:
     if waits is not None and not waits.done():
       waits.set_result(reply)
 
-  def end(self, why: str) -> None:
-    """The policy will not answer any more."""
+  def end(self, error: Exception) -> None:
+    """The policy will not answer what it was asked."""
     waits = self._answer
     if self._asked and waits is not None and not waits.done():
-      waits.set_exception(Ended(why))
+      waits.set_exception(error)
     self._asked = False
+
+  @property
+  def number(self) -> int:
+    """Of the context, in its episode."""
+    return self._number
+
+  @property
+  def is_new(self) -> bool:
+    """Whether nothing was said in it."""
+    return self._answer is None
 
   def _check_idle(self, what: str) -> None:
     if self._asked:
@@ -159,6 +199,7 @@ class Session:
     tools: The schemas that its policy reads.
     contexts: Those of its policy, by their numbers.
     turns: The numbers of its turns so far.
+    counts: What was counted, by names.
     is_over: Whether it has said `Done` or `Failed`.
     is_parked: Whether it waits for an answer that will never come.
     why_stopped: Why it was ended with no regard for what it does; or ''.
@@ -190,6 +231,7 @@ class Session:
     self.tools: tuple[Mapping[str, Any], ...] = ()
     self.contexts = {0: Context(self)}
     self.turns: set[int] = set()
+    self.counts: dict[str, int] = {}
     self.kept: playing.Playing | None = None
     self.is_over = self.is_parked = False
     self.why_stopped = ''
@@ -203,6 +245,7 @@ class Session:
     self._is_left = False
     self._secs, self._since, self._asked = 0.0, time.monotonic(), 0
     self._why_ended, self._swallowed, self._parse_errors = '', 0, 0
+    self._chats: chats_lib.Chats | None = None
 
   async def play(self, ready: Callable[[], Ready]) -> None:
     """Plays it from its begin to its end; never raises.
@@ -241,6 +284,7 @@ class Session:
         counts.errors,
         self._parse_errors,
         self._own_secs(),
+        self.counts,
       )
       self.kept = play
     except BaseException as error:
@@ -266,16 +310,90 @@ class Session:
     self._asked += 1
     self.emit(event)
 
+  async def chat(
+    self,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    max_tokens: int | None,
+    stop: Sequence[str],
+  ) -> Reply:
+    """See `base.Policy.chat`."""
+    await self.check_may_ask('policy.chat', max_tokens)
+    whole = events.messages(messages)
+    schemas = self.tools if tools is None else tuple(events.plain(tools))
+    if self._chats is None:
+      self._chats = chats_lib.Chats(self.contexts[0].is_new)
+    chats = self._chats
+    place = chats.find(whole, schemas)
+    context, number = self.contexts[place.context], place.context
+    if place.turns is not None:
+      context = context.forked(place.turns, place.branch)
+      number = context.number
+    chats.ask(number, whole, schemas)
+    said = whole if place.known is not None else whole[-place.new :]
+    try:
+      reply = await context.ask(
+        tuple(map(chats.native, said)),
+        schemas,
+        max_tokens,
+        is_chat=True,
+        known=place.known,
+        stops=tuple(map(str, stop)),
+      )
+    except ValueError:
+      chats.give_up(number)
+      raise
+    return chats.answer(number, reply)
+
   def answer(self, context: int, reply: Reply) -> None:
     """The policy has answered in a context."""
+    if self._goes_on_from():
+      self.turns.add(reply.turn)
+      self._parse_errors += len(reply.problems)
+      self.contexts[context].answer(reply)
+
+  def refuse(self, context: int, why: str) -> None:
+    """What a context was asked cannot be read."""
+    if self._goes_on_from():
+      self.contexts[context].end(ValueError(why))
+
+  def _goes_on_from(self) -> bool:
+    """Something that was asked is over; whether the episode goes on."""
     if self._why_ended or self.is_over:
-      return
+      return False
     self._asked -= 1
     if not self._asked:
       self._since = time.monotonic()
-    self.turns.add(reply.turn)
-    self._parse_errors += len(reply.problems)
-    self.contexts[context].answer(reply)
+    return True
+
+  async def check_may_ask(self, what: str, max_tokens: int | None) -> None:
+    """Checks what asks the policy; see `check_goes_on`.
+
+    Raises:
+      RuntimeError: It is asked in another event loop.
+      ValueError: `max_tokens` is no number of tokens.
+    """
+    if asyncio.get_running_loop() is not self.loop:
+      raise RuntimeError(
+        f'`{what}` was called in another event loop than that of the episode;'
+        ' make no loop of your own.'
+      )
+    await self.check_goes_on()
+    if max_tokens is not None and (
+      not isinstance(max_tokens, int) or max_tokens < 1
+    ):
+      raise ValueError(
+        f'`{what}` was given max_tokens={max_tokens!r}, but a whole number of'
+        ' at least 1 is required, or None.'
+      )
+
+  def check_turn(self, turn: int, done: str) -> None:
+    """Raises a ValueError if there is no such turn so far."""
+    if turn not in self.turns:
+      raise ValueError(
+        f'Turn {turn} was {done}, but the turns of this episode so far are'
+        f' {sorted(self.turns)}; say something first.'
+      )
 
   async def check_goes_on(self) -> None:
     """Raises `Ended` if a limit has ended the episode, or it is over.
@@ -303,7 +421,7 @@ class Session:
     if self._asked:
       self._asked, self._since = 0, time.monotonic()
     for context in list(self.contexts.values()):
-      context.end(self._why_ended)
+      context.end(Ended(self._why_ended))
 
   def stop(self, why: str) -> None:
     """Ends it with no regard for what it does."""
@@ -321,7 +439,7 @@ class Session:
       self.is_over = True
       self._emit(event)
     for context in self.contexts.values():
-      context.end(OVER)
+      context.end(Ended(OVER))
 
   def is_busy(self) -> bool:
     """Whether code of it still runs in a thread."""

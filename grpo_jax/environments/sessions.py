@@ -238,6 +238,13 @@ class Player:
     Raises:
       ValueError: The context has not asked.
     """
+    self._tell('answer', episode, context, reply)
+
+  def refuse(self, episode: int, context: int, why: str) -> None:
+    """Answers the `Say` of a chat that cannot be read; see `answer`."""
+    self._tell('refuse', episode, context, why)
+
+  def _tell(self, how: str, episode: int, context: int, what: Any) -> None:
     live = self._live.get(episode)
     if live is None or live.due is not None:
       return
@@ -249,7 +256,7 @@ class Player:
     live.asked.discard(context)
     if not live.asked:
       live.since = time.monotonic()
-    live.place.tell('answer', live.number, context, reply)
+    live.place.tell(how, live.number, context, what)
 
   def cancel(self, episode: int, reason: str) -> None:
     """A limit has ended an episode: `policy.say` raises `Ended` in it.

@@ -116,6 +116,11 @@ class Stage:
     if episode in self._sessions:
       self._sessions[episode].answer(context, reply)
 
+  def refuse(self, episode: int, context: int, why: str) -> None:
+    """What a context was asked cannot be read."""
+    if episode in self._sessions:
+      self._sessions[episode].refuse(context, why)
+
   def cancel(self, episode: int, why: str) -> None:
     """A limit has ended an episode; it may still say what it is worth."""
     if episode in self._sessions:

@@ -196,6 +196,10 @@ class Blocking:
     """See `base.Policy.say`."""
     return self._wait(lambda: self._policy.say(*new, **options))
 
+  def chat(self, *args: Any, **options: Any) -> Any:
+    """See `base.Policy.chat`."""
+    return self._wait(lambda: self._policy.chat(*args, **options))
+
   def fork(self) -> Any:
     """See `base.Policy.fork`."""
     return self._wait(self._fork)
@@ -206,6 +210,14 @@ class Blocking:
   def reward(self, value: float, turn: int | None = None) -> None:
     """See `base.Policy.reward`."""
     self._wait(lambda: self._policy.reward(value, turn))
+
+  def leave_out(self, turn: int) -> None:
+    """See `base.Policy.leave_out`."""
+    self._wait(lambda: self._policy.leave_out(turn))
+
+  def count(self, name: str, number: int = 1) -> None:
+    """See `base.Policy.count`."""
+    self._wait(lambda: self._policy.count(name, number))
 
   def _wait(self, ask: Callable[[], Any]) -> Any:
     try:

@@ -77,7 +77,10 @@ def ids(
   sampled = []
   for part in parts:
     if not isinstance(part, Turn):
-      messages += written(part.messages, () if messages else tools)
+      if part.chat:
+        messages, sampled = [*written(part.chat, tools)], []
+      else:
+        messages += written(part.messages, () if messages else tools)
       continue
     said = part.message['content']
     if messages and is_by_assistant(messages[-1]):  # which the turn went on

@@ -63,6 +63,7 @@ class Call(NamedTuple):
     follows: The number of the engine for the call before it in its context;
       None if there is none.
     attempt: How often the episode has begun again before.
+    stops: Texts that end it, beside those of the run.
   """
 
   number: int
@@ -73,6 +74,7 @@ class Call(NamedTuple):
   is_first: bool
   follows: int | None = None
   attempt: int = 0
+  stops: tuple[str, ...] = ()
 
 
 class Meeting:

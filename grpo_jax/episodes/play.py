@@ -88,6 +88,11 @@ class Played(NamedTuple):
 
 
 _OVER = events.Done | events.Failed
+_FINISHES = {
+  engines.ENDED: 'end',
+  engines.STOPPED: 'stop',
+  engines.TRUNCATED: 'length',
+}
 _MOST_SECS = 1.0  # of one wait for environments
 _MOST_KEPT = 300  # characters of a text that is encoded or read once
 
@@ -299,15 +304,19 @@ class _Asking:
     one = self._live[event.episode]
     match event:
       case events.Forked():
-        path = one.transcript.fork(one.contexts[event.of])
+        path = one.transcript.fork(
+          one.contexts[event.of], event.turns, event.branch
+        )
         one.contexts[event.context] = path
         one.tools[event.context] = one.tools.get(event.of, ())
       case events.Rewarded():
         before = one.rewards.get(event.turn, 0.0)
         one.rewards[event.turn] = before + event.value
+      case events.LeftOut():
+        one.transcript.left_out.add(event.turn)
       case events.Done():
         one.is_over, one.reward = True, event.reward
-        names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs'
+        names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs', 'counts'
         one.counts = {name: getattr(event, name) for name in names}
       case events.Failed() if event.unavailable:
         key, attempt = one.transcript.key, one.attempt + 1
@@ -320,16 +329,20 @@ class _Asking:
   def _said(self, one: _Live, event: events.Say) -> Call | None:
     """Adds messages to a context; the turn behind them, if it is allowed."""
     path, transcript = one.contexts[event.context], one.transcript
-    if transcript.last(path) is None and event.tools:
+    is_whole = event.known is not None
+    if is_whole or (transcript.last(path) is None and event.tools):
       one.tools[event.context] = event.tools
     tools = one.tools.get(event.context, ())
     try:
       messages = [self._shortened(message) for message in event.messages]
-      ids, kept = self._read(one, path, messages, tools)
+      ids, kept = self._read(one, path, messages, tools, is_whole)
     except (ValueError, KeyError, TypeError) as error:
       # It may say what no chat template takes.
       kind = type(error).__name__
       reason = f'said what cannot be read ({kind}): {str(error):.300}'
+      if event.is_chat:
+        self._player.refuse(event.episode, event.context, reason)
+        return None
       one.failure = one.failure or reason
     if one.failure:
       self._player.cancel(event.episode, 'failed')
@@ -347,12 +360,10 @@ class _Asking:
       one.ended = one.ended or met[0]
       self._player.cancel(event.episode, one.ended)
       return None
-    transcript.read(path, ids, messages, kept)
-    turn = min(limits.turn_tokens, event.max_tokens or limits.turn_tokens)
-    most = {name: room[name] for name in ('tokens', 'context')}
-    most = {'length': turn, **most}  # which of several equal ones counts
-    name = min(most, key=lambda name: most[name])
-    one.limits[event.context], limit = name, most[name]
+    chat = messages if is_whole else ()
+    transcript.read(path, ids, messages[event.known :], kept, chat)
+    name, limit = self._limit(event, room)
+    one.limits[event.context] = name
     one.asked += limit
     one.waiting += 1
     key, is_first = transcript.contexts[path].key, not transcript.turns
@@ -367,7 +378,21 @@ class _Asking:
       is_first,
       follows,
       one.attempt,
+      event.stops,
     )
+
+  def _limit(
+    self, event: events.Say, room: Mapping[str, int]
+  ) -> tuple[str, int]:
+    """The limit that a turn meets first, and how many tokens it has then."""
+    turn = min(
+      self._limits.turn_tokens, event.max_tokens or self._limits.turn_tokens
+    )
+    most = {name: room[name] for name in ('tokens', 'context')}
+    most = {'length': turn, **most}  # which of several equal ones counts
+    name = min(most, key=lambda name: most[name])
+    is_own = event.is_chat and turn < self._limits.turn_tokens
+    return 'own' if name == 'length' and is_own else name, most[name]
 
   def _read(
     self,
@@ -375,8 +400,16 @@ class _Asking:
     path: Path,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any],
+    is_whole: bool = False,
   ) -> tuple[np.ndarray, int | None]:
     """What a context reads next.
+
+    Args:
+      one: The episode.
+      path: Of the context.
+      messages: What is said in it.
+      tools: Those that the policy may call.
+      is_whole: Whether the messages are all of its chat, and not only new.
 
     Returns:
       New ids, i32[n]; and how many of what the context has they follow, None
@@ -384,9 +417,13 @@ class _Asking:
     """
     transcript, shown = one.transcript, self._shown(tools)
     last = transcript.last(path)
-    if last is None:
+    if last is None or is_whole:
       written = self._written(messages, tools)
-      return self._ids(self._tokenizer.begin_chat, written, shown), None
+      whole = self._ids(self._tokenizer.begin_chat, written, shown)
+      if not transcript.parts(path):
+        return whole, None
+      kept = transcript.kept(path, whole)
+      return whole[kept:], kept
     if self._renders:
       parts = transcript.parts(path)
       whole = history.ids(
@@ -431,11 +468,11 @@ class _Asking:
     one.requests[turn] = sampled.request
     if one.ended or one.failure or one.is_over:
       return  # by another turn
-    if cut or not self._goes_on(tools, sampled):
-      one.ended = one.limits[call.context] if cut else 'end'
+    limit = one.limits[call.context] if cut else 'end'
+    if limit != 'own' and (cut or not self._goes_on(tools, sampled)):
+      one.ended = limit
       self._player.cancel(call.number, one.ended)
       return
-    names = {engines.ENDED: 'end', engines.STOPPED: 'stop'}
     self._player.answer(
       call.number,
       call.context,
@@ -444,9 +481,10 @@ class _Asking:
         parsed.reasoning,
         parsed.calls,
         parsed.problems,
-        names[sampled.finish],
+        _FINISHES[sampled.finish],
         turn,
         len(sampled.ids),
+        len(call.ids),
       ),
     )
 
@@ -608,6 +646,7 @@ def _are_one(calls: Sequence[Call], group: int) -> bool:
     call.is_first
     and np.array_equal(call.ids, first.ids)
     and call.limit == first.limit
+    and call.stops == first.stops
     for call in calls
   )
 
@@ -617,6 +656,9 @@ def _request(
 ) -> engines.Request:
   """One request for calls that read the same."""
   first, keys = calls[0], np.stack([call.key for call in calls])
+  if first.stops:
+    stops = dict.fromkeys(sampling.stop_strings + first.stops)
+    sampling = dataclasses.replace(sampling, stop_strings=(*stops,))
   name = f'a turn of episode {first.number}'
   return engines.Request(first.ids.tolist(), keys, first.limit, sampling, name)
 
@@ -692,6 +734,8 @@ def _played(one: _Live, prompt: int) -> Played:
   finish = engines.TRUNCATED if is_cut else engines.ENDED
   found = transcript_lib.episode(one.transcript, prompt, finish)
   by_turn = one.transcript.turn_places()
+  if by_turn and one.transcript.left_out.issuperset(by_turn):
+    one.failure = one.failure or 'has left out all of its turns'
   rewards = np.zeros(len(by_turn), np.float32)
   for number, value in one.rewards.items():
     rewards[by_turn[number]] = value

@@ -6,7 +6,7 @@ Every sampled token lies in one node, however many contexts it is read in.
 
 A chat template may write a chat otherwise once it is longer. Then a context
 goes on behind the beginning that both have: it branches off from what it was,
-and keeps its name.
+and keeps its name. So does a context that begins with a chat of its own.
 
 A context is a place in the tree that grows. It has a path as a name: () is the
 first one, and `path + (n, k)` is the k-th that was forked behind the n-th turn
@@ -36,18 +36,27 @@ class Context:
   """A place where an episode goes on.
 
   Attributes:
-    parts: What was added in it, in order: ids that were read, or a turn.
+    keys: u32[2] each, of its calls; the last is that of the next one.
     start: How many parts of the context it was forked from it begins with.
-    key: u32[2], of its next call.
-    forks: How many contexts were forked since its last turn.
-    turns: How many turns were added in it.
+    parts: What was added in it, in order: ids that were read, or a turn.
+    forks: How many contexts without a number of their own were forked since its
+      last turn.
   """
 
-  key: np.ndarray
+  keys: list[np.ndarray]
   start: int = 0
   parts: list['Part'] = dataclasses.field(default_factory=list)
   forks: int = 0
-  turns: int = 0
+
+  @property
+  def key(self) -> np.ndarray:
+    """u32[2], of its next call."""
+    return self.keys[-1]
+
+  @property
+  def turns(self) -> int:
+    """How many turns were added in it."""
+    return len(self.keys) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +67,14 @@ class Read:
     ids: i32[n].
     messages: What is new in them.
     kept: How many ids of what came before they follow; None: all of them.
+    chat: The whole chat that the context is with them, if it begins with one of
+      its own; else ().
   """
 
   ids: np.ndarray
   messages: tuple[Mapping[str, Any], ...] = ()
   kept: int | None = None
+  chat: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +109,7 @@ class Transcript:
   Attributes:
     contexts: By their paths.
     turns: How many were drawn.
+    left_out: The numbers of those that are not learned from.
     key: u32[2], of the first call.
   """
 
@@ -106,8 +119,9 @@ class Transcript:
     Args:
       key: u32[2], of the first call.
     """
-    self.contexts: dict[Path, Context] = {(): Context(key)}
+    self.contexts: dict[Path, Context] = {(): Context([key])}
     self.turns = 0
+    self.left_out: set[int] = set()
     self.key = key
 
   def read(
@@ -116,10 +130,12 @@ class Transcript:
     ids: Sequence[int] | np.ndarray,
     messages: Sequence[Mapping[str, Any]] = (),
     kept: int | None = None,
+    chat: Sequence[Mapping[str, Any]] = (),
   ) -> None:
     """Adds what the next turn of a context will read; see `Read`."""
     if len(ids):
-      read = Read(np.asarray(ids, np.int32), tuple(messages), kept)
+      ids = np.asarray(ids, np.int32)
+      read = Read(ids, tuple(messages), kept, tuple(chat))
       self.contexts[path].parts.append(read)
 
   def add(
@@ -132,19 +148,35 @@ class Transcript:
     """Adds a turn to a context; returns its number."""
     context, number = self.contexts[path], self.turns
     context.parts.append(Turn(sampled, number, text, message or {}))
-    context.key = random_keys.fold(context.key, 0)
-    context.forks, context.turns = 0, context.turns + 1
+    context.keys.append(random_keys.fold(context.key, 0))
+    context.forks = 0
     self.turns += 1
     return number
 
-  def fork(self, path: Path) -> Path:
-    """Another context that begins as this one stands; returns its path."""
+  def fork(
+    self, path: Path, turns: int | None = None, number: int | None = None
+  ) -> Path:
+    """Another context that begins as this one stands; returns its path.
+
+    Args:
+      path: Of the context.
+      turns: Behind how many of its turns; None: behind all that is in it.
+      number: Of the new context among those that were forked there; None: the
+        next one.
+    """
     context = self.contexts[path]
-    context.forks += 1
-    forked = (*path, context.turns, context.forks)
-    self.contexts[forked] = Context(
-      random_keys.fold(context.key, context.forks), len(context.parts)
-    )
+    if number is None:
+      context.forks += 1
+      number = context.forks
+    start = len(context.parts)
+    if turns is not None:
+      ends = [n for n, x in enumerate(context.parts, 1) if isinstance(x, Turn)]
+      start = ends[turns - 1] if turns else 0
+    else:
+      turns = context.turns
+    forked = (*path, turns, number)
+    key = random_keys.fold(context.keys[turns], number)
+    self.contexts[forked] = Context([key], start)
     return forked
 
   def ids(self, path: Path) -> np.ndarray:
@@ -278,6 +310,10 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
   parts = [part for _, part in placed]
   turns = [part for part in parts if isinstance(part, Turn)]
   number = {id(part): n for n, part in enumerate(turns)}
+  is_learned = {
+    id(part): isinstance(part, Turn) and part.number not in transcript.left_out
+    for part in parts
+  }
   starts = np.cumsum([0, *(len(part.ids) for part in parts)])
   keep = np.ones(starts[-1], bool)
   for (last, _), start in zip(placed, starts):
@@ -292,7 +328,7 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
       return None
     values = [
       getattr(part.sampled, name)
-      if isinstance(part, Turn)
+      if isinstance(part, Turn) and is_learned[id(part)]
       else np.zeros(len(part.ids))
       for part in parts
     ]
@@ -310,7 +346,7 @@ def episode(transcript: Transcript, prompt: int, finish: int) -> Episode:
   previous = place[previous[keep]].astype(np.int32)
   is_line = np.array_equal(previous, np.arange(-1, len(previous) - 1))
   turn = [np.full(len(x.ids), number.get(id(x), 0)) for x in parts]
-  chosen = [np.full(len(x.ids), isinstance(x, Turn)) for x in parts]
+  chosen = [np.full(len(x.ids), is_learned[id(x)]) for x in parts]
   return Episode(
     ids=_joined([part.ids for part in parts], np.int32)[keep],
     chosen=_joined(chosen, bool)[keep],

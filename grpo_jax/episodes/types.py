@@ -44,6 +44,7 @@ class Account(NamedTuple):
     tool_errors: How many of them went wrong, or could not be read.
     parse_errors: How much else of the replies could not be read.
     secs: What the environment took itself; NaN if that is not known.
+    counts: What else the environment has counted, by names.
   """
 
   messages: tuple[Mapping[str, Any], ...] = ()
@@ -55,6 +56,7 @@ class Account(NamedTuple):
   tool_errors: int = 0
   parse_errors: int = 0
   secs: float = math.nan
+  counts: Mapping[str, int] = {}
 
   @property
   def turns(self) -> int:

@@ -26,6 +26,7 @@ turn_reward           list: what the environment gave for each turn, or null
 ended, failure        text: what has ended the episode; why it failed, or null
 last_text             text: what the policy has said last
 tool_calls, ...       `tool_errors` and `parse_errors`: how many
+counted               JSON: what else the environment has counted, or null
 coefficient           list, if it was measured: weight times advantage
 log_ratio_after       list, likewise: how far the log-probability of each token
                       has moved after the updates of the rollout, nats
@@ -281,6 +282,10 @@ def _accounts(rollout: Rollout) -> dict[str, Any]:
       name: pa.array([getattr(one, name) for one in every], pa.int64())
       for name in _COUNTS
     },
+    'counted': pa.array(
+      [json.dumps(one.counts) if one.counts else None for one in every],
+      pa.string(),
+    ),
   }
 
 
@@ -289,13 +294,15 @@ def _read_accounts(table, group: int) -> Sequence[Sequence[Account]]:
   if 'messages' not in table.column_names:
     return ()
   names = 'messages', 'turn_reward', 'ended', 'failure', 'last_text', *_COUNTS
-  rows = table.select(names).to_pylist()
+  more = [name for name in ('counted',) if name in table.column_names]
+  rows = table.select([*names, *more]).to_pylist()
   every = []
   for row in rows:
     rewards, failure = row['turn_reward'], row['failure']
     row['messages'] = tuple(json.loads(row['messages']))
     row['turn_rewards'] = None if rewards is None else tuple(rewards)
     row['failure'] = failure or ''
+    row['counts'] = json.loads(row.pop('counted', None) or '{}')
     del row['turn_reward']
     every.append(Account(**row))
   return [every[k : k + group] for k in range(0, len(every), group)]

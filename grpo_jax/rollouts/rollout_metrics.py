@@ -90,7 +90,8 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
       `context_share`, the share of their tokens, those of their prompts
       included, that it did not write; `tool_calls`, `tool_errors` and
       `parse_errors`, means; `env_secs_p50` and `env_secs_max`, how long their
-      environments took themselves, where that is known.
+      environments took themselves, where that is known; `counted/<name>`, what
+      environments have counted, means.
   """
   every = [one for group in rollout.accounts for one in group]
   if not every:
@@ -119,6 +120,9 @@ def metrics_of_episodes(rollout: Rollout) -> dict[str, float]:
   }
   for name in ('tool_calls', 'tool_errors', 'parse_errors'):
     found[name] = np.mean([getattr(one, name) for one in some])
+  for name in sorted({name for one in some for name in one.counts}):
+    counts = [one.counts.get(name, 0) for one in some]
+    found[f'counted/{name}'] = np.mean(counts)
   secs = np.array([one.secs for one in some])
   if len(secs := secs[np.isfinite(secs)]):
     found |= {'env_secs_p50': np.median(secs), 'env_secs_max': secs.max()}

@@ -163,7 +163,7 @@ def test_tools_are_counted_for_each_episode(rollout):
   row = [
     types.Account(tool_calls=4, tool_errors=1, secs=1.0),
     types.Account(ended='failed', failure='x', tool_calls=99, secs=99.0),
-    types.Account(parse_errors=3, secs=3.0),
+    types.Account(parse_errors=3, secs=3.0, counts={'retries': 6}),
     types.Account(ended='end', tool_errors=2, secs=8.0),
   ]
   told = rollout._replace(accounts=[row])
@@ -174,6 +174,7 @@ def test_tools_are_counted_for_each_episode(rollout):
   assert (found['ended/done'], found['ended/end']) == (0.5, 0.25)
   shares = [v for name, v in found.items() if name.startswith('ended/')]
   assert sum(shares) + found['env_failed'] == 1
+  assert found['counted/retries'] == 2
 
 
 def test_columns_do_not_depend_on_what_happens(rollout):
@@ -197,6 +198,7 @@ def test_a_file_gives_episodes_back_bit_for_bit(rollout):
   at_once = made.played(*[made.saying('3')] * 4)
   assert at_once.accounts[0][0].turn_rewards is None
   rollout = types.concatenate([rollout, at_once])
+  rollout.accounts[0][1] = rollout.accounts[0][1]._replace(counts={'x/y': 2})
   data = parquet.to_bytes(rollout, 5)
   again = parquet.from_bytes(data)
   parquet_test.assert_same(again, rollout)

@@ -90,6 +90,23 @@ def test_forks_lie_in_the_order_of_the_tree_whatever_came_first():
       np.testing.assert_array_equal(other.contexts[path].key, context.key)
 
 
+def test_a_context_is_forked_behind_an_earlier_turn_as_it_was_then():
+  grown = []
+  for is_late in (False, True):
+    one = Transcript(KEY)
+    one.read((), [1, 2])
+    one.add((), sampled([3]))
+    early = one.fork((), 1, 9) if not is_late else None
+    one.read((), [4])
+    one.add((), sampled([5]))
+    one.read((), [6])
+    path = early or one.fork((), 1, 9)
+    assert path == (1, 9) and one.ids(path).tolist() == [1, 2, 3]
+    assert one.ids(one.fork((), 0, 9)).tolist() == []
+    grown.append(one.contexts[path].key.tolist())
+  assert grown[0] == grown[1]
+
+
 def test_no_two_calls_have_one_key():
   one, _, _ = forked((0, 1, 2))
   keys = [KEY, *(context.key for context in one.contexts.values())]
