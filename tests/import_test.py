@@ -25,11 +25,13 @@ ALLOWED = {
   '__init__': set(),  # it imports what is asked for, by its name
   'commands': {
     'config', 'data', 'environments', 'hosts', 'lab', 'planning', 'run',
+    'serving',
   },
   'lab': {
     'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',
     'run',
   },
+  'serving': {'config', 'data', 'engines', 'environments'},
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,
   'learner': {'episodes', 'losses', 'mesh', 'models', 'optim'},
@@ -68,6 +70,7 @@ ONLY = {
       'rewards',
       'hosts',
       'rollouts',
+      'serving',
     )
   },
 }
@@ -92,7 +95,9 @@ HEAVY = {
   'mcp': set(),
   'pyspiel': set(),
   'referencing': set(),
+  'starlette': set(),
   'textarena': set(),
+  'uvicorn': set(),
   'orbax': set(),
   'pyarrow': set(),
   'array_record': set(),
@@ -239,6 +244,7 @@ HEAVIER = (
       {
         'data': {'data', 'config'},
         'environments.forms': {'environments', 'config'},
+        'serving.app': {'serving', 'environments'},
         'rewards': {'rewards', 'config'},
         'monitor': {'monitor', 'config'},
       },
