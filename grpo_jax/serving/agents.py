@@ -8,8 +8,8 @@ told. The agent is a command, or a function that is called in this process.
 import asyncio
 import collections
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
 import contextlib
 import functools
 import inspect
@@ -107,11 +107,77 @@ def _server() -> _Server:
     return _started()
 
 
+def check(
+  command: str = '',
+  function: str | Callable[..., Any] = '',
+  kwargs: Mapping[str, Any] | None = None,
+  trains: str = '',
+  **_: Any,
+) -> None:
+  """Checks that an agent can be played; see `play`.
+
+  Raises:
+    ValueError: A package is missing, or there is no such agent.
+  """
+  for name in 'starlette', 'uvicorn':
+    listening.package(name)
+  if trains:
+    importing.imported(trains, 'config.agent.trains')
+  if function:
+    agent = function
+    if isinstance(function, str):
+      agent = importing.imported(function, 'config.agent.function')
+    _parameters(agent, kwargs or {})
+    return
+  words = _words(command)
+  if shutil.which(words[0]) is None:
+    raise ValueError(
+      f'config.agent.command={command!r:.80} begins with {words[0]!r}, which '
+      'is no program that can be found here; correct it.'
+    )
+
+
+def _words(command: str) -> list[str]:
+  try:
+    words = shlex.split(command)
+  except ValueError as error:
+    words, said = [], f' ({error})'
+  else:
+    said = ''
+  if not words:
+    raise ValueError(
+      f'config.agent.command={command!r:.80} is no command{said}; give one '
+      "such as 'python my_agent.py'."
+    )
+  return words
+
+
+def _parameters(agent: Any, kwargs: Mapping[str, Any]) -> Collection[str]:
+  """The names of the parameters of a function that is an agent.
+
+  Raises:
+    ValueError: It cannot be called as one.
+  """
+  given = ['example', 'base_url', 'api_key', *kwargs]
+  signature = inspect.signature(agent)
+  names = signature.parameters
+  given += [name for name in ('secret',) if name in names]
+  try:
+    signature.bind(**dict.fromkeys(given))
+  except TypeError as error:
+    raise ValueError(
+      f'config.agent.function takes {signature}, but is called with '
+      f'({", ".join(f"{name}=..." for name in given)}): {error}; correct one '
+      'of the two.'
+    ) from error
+  return names
+
+
 async def play(
   policy: Policy,
   example: Mapping[str, Any],
   *,
-  command: Sequence[str] | str = (),
+  command: str = '',
   function: str | Callable[..., Any] = '',
   kwargs: Mapping[str, Any] | None = None,
   variables: Mapping[str, str] | None = None,
@@ -176,7 +242,7 @@ async def _call(
     agent = importing.imported(function, 'agent.function')
   given = {**kwargs, 'example': dict(example)}
   given |= {'base_url': address, 'api_key': token}
-  if 'secret' in inspect.signature(agent).parameters:
+  if 'secret' in _parameters(agent, kwargs):
     given['secret'] = service.secret
   if inspect.iscoroutinefunction(agent):
     value = await agent(**given)
@@ -186,7 +252,7 @@ async def _call(
 
 
 async def _run(
-  command: Sequence[str] | str,
+  command: str,
   example: Mapping[str, Any],
   address: str,
   token: str,
@@ -194,7 +260,7 @@ async def _run(
   variables: Mapping[str, str],
 ) -> float | None:
   """Runs a command that is an agent, and ends all that it has started."""
-  words = shlex.split(command) if isinstance(command, str) else [*command]
+  words = _words(command)
   folder = await asyncio.to_thread(tempfile.mkdtemp, prefix='agent_')
   env = {name: os.environ[name] for name in _KEPT if name in os.environ}
   env |= {'HOME': folder, 'TMPDIR': folder, 'NO_PROXY': '*'}
