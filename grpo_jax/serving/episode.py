@@ -142,7 +142,7 @@ class EpisodeService:
     again, or the one before has lost its client.
     """
     equal = [one for one in self._calls.values() if one.body == client.body]
-    lost = [one for one in equal if not one.waiting]
+    lost = [one for one in equal if not (one.waiting or one.sending)]
     if lost:
       return lost[0]
     return equal[-1] if equal and client.retry else None
