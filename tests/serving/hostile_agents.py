@@ -319,8 +319,8 @@ def sends_half(example):
 
 def hangs_up(example):
   """Three questions whose answers nobody waits for."""
-  for _ in range(3):
-    raw(slow())
+  for number in range(3):
+    raw(slow(f'slowly {number}'))
   time.sleep(0.5)
   tell('gone')
 
