@@ -27,6 +27,7 @@ from grpo_jax.config import importing
 from grpo_jax.environments import threads
 from grpo_jax.environments.base import Ended
 from grpo_jax.environments.base import Policy
+from grpo_jax.environments.base import Unavailable
 from grpo_jax.serving import app
 from grpo_jax.serving import listening
 from grpo_jax.serving import wire
@@ -193,6 +194,7 @@ async def play(
   Raises:
     AgentFailed: It has ended with another code than 0.
     Ended: A limit was met.
+    Unavailable: It cannot be started beside what others have started.
   """
   wanted = importing.imported(trains, 'agent.trains') if trains else None
   service = EpisodeService(policy, trust_agent, wanted)
@@ -273,6 +275,9 @@ async def _run(
       *words, stdin=pipe, stdout=pipe, stderr=pipe, env=env,
       start_new_session=True,
     )  # fmt: skip
+  except (BlockingIOError, MemoryError, RuntimeError) as error:
+    # Others have used up the processes, threads or memory of this worker.
+    raise Unavailable(f'no room for an agent: {error}') from error
   except OSError as error:
     raise AgentFailed(f'cannot start {words[0]!r}: {error.strerror}') from error
   said = json.dumps(example).encode() + b'\n'
@@ -291,7 +296,9 @@ async def _run(
   finally:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(made.pid, signal.SIGKILL)
-    await asyncio.wait({talking}, timeout=_LOOK_SECS)
+    done, _ = await asyncio.wait({talking}, timeout=_LOOK_SECS)
+    if done:
+      await made.wait()
     talking.cancel()
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
   if code := made.returncode:

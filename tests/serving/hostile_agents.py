@@ -61,9 +61,7 @@ def head(length, path=BASE.path + '/chat/completions'):
 
 def slow(text='slowly'):
   """A question whose answer takes a while."""
-  body = json.dumps(
-    {'messages': [{'role': 'user', 'content': text}]}
-  ).encode()
+  body = json.dumps({'messages': [{'role': 'user', 'content': text}]}).encode()
   return head(len(body)) + body
 
 
@@ -220,9 +218,7 @@ def rewards_itself_with_its_secret(example):
   seen += [ask({'value': 0.5}, to='/reward', X_Grpo_Secret='no')[0]]
   seen += [ask({'value': 0.5}, to='/reward', X_Grpo_Secret=secret)[0]]
   seen += [ask({'value': 'much'}, to='/reward', X_Grpo_Secret=secret)[0]]
-  seen += [
-    ask({'value': 1, 'turn': 9}, to='/reward', X_Grpo_Secret=secret)[0]
-  ]
+  seen += [ask({'value': 1, 'turn': 9}, to='/reward', X_Grpo_Secret=secret)[0]]
   seen += [ask({'value': 1, 'turn': []}, to='/reward', X_Grpo_Secret=secret)[0]]
   seen += [ask({}, to='/discard', X_Grpo_Secret=secret)[0]]
   seen += [ask({'turn': 0}, to='/discard', X_Grpo_Secret=secret)[0]]
@@ -257,7 +253,13 @@ def guesses_tokens(example):
 def other_hosts(example):
   seen = [
     ask(Host=host)[0]
-    for host in ('evil.example', '127.0.0.1.evil.example', '', '[::1', '0.0.0.0')
+    for host in (
+      'evil.example',
+      '127.0.0.1.evil.example',
+      '',
+      '[::1',
+      '0.0.0.0',
+    )
   ]
   kinds = 'text/plain', 'application/x-www-form-urlencoded', ''
   seen += [ask(Content_Type=kind)[0] for kind in kinds]
@@ -313,7 +315,7 @@ def sends_half(example):
     kept.append(one)
   raw(b'\x16\x03\x01\x00\xff' * 100)
   raw(head(-5) + b'x')
-  raw(b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 9\r\n\r\n')
+  raw(head(9)[:-2] + head(3)[-21:] + b'123')
   tell(say('one')[0], len(kept))
 
 

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -39,20 +38,26 @@ class Played:
   Attributes:
     end: `Done` or `Failed`.
     seen: What the agent has told to have seen; None if it has told nothing.
+    tries: How often it was begun.
     turns: How many answers it was given.
     said: All other events, by their type.
     secs: From its begin to its end.
   """
 
-  def __init__(self):
+  def __init__(self, name):
+    self.name = name
     self.end = self.seen = None
+    self.tries = 1
     self.turns, self.secs = 0, time.monotonic()
     self.is_cancelled = False
     self.said = collections.defaultdict(list)
 
   def take(self, event, player):
     self.said[type(event)].append(event)
-    if isinstance(event, Done | Failed):
+    if isinstance(event, Failed) and event.unavailable:
+      self.tries, self.turns, self.is_cancelled = self.tries + 1, 0, False
+      player.begin(events.Begin(event.episode, EXAMPLE, 7, self.name))
+    elif isinstance(event, Done | Failed):
       self.end, self.secs = event, time.monotonic() - self.secs
     if not isinstance(event, Say):
       return ()
@@ -68,12 +73,15 @@ class Played:
     return ((due, event.episode, event.context, Reply('ok', turn=turn)),)
 
 
-def play(names, example=None, **options):
+def play(names, **options):
   """Plays an episode of each agent, all at once; what came of each."""
-  found = {name: Played() for name in names}
+  found = {name: Played(name) for name in names}
   given = dict(
-    processes=1, sessions=64, episode_secs=20.0,
-    memory_limit_bytes=1500 << 20, most_processes=300,
+    processes=1,
+    sessions=64,
+    episode_secs=20.0,
+    memory_limit_bytes=4 << 30,
+    most_processes=1000,
   )
   with sessions.Player(
     {
@@ -83,7 +91,7 @@ def play(names, example=None, **options):
     sessions.Options(**{**given, **options}),
   ) as player:
     for number, name in enumerate(names):
-      begin = events.Begin(number, {**EXAMPLE, **(example or {})}, 7, name)
+      begin = events.Begin(number, EXAMPLE, 7, name)
       player.begin(begin)
     order, late = [*names], []
     while player.live or late:
@@ -92,7 +100,7 @@ def play(names, example=None, **options):
       now = time.monotonic()
       for due in [one for one in late if one[0] <= now]:
         late.remove(due)
-        if not found[order[due[1]]].is_cancelled:
+        if not found[order[due[1]]].is_cancelled:  # nobody waits for it
           player.answer(*due[1:])
   return found
 
@@ -152,9 +160,8 @@ ENDS = {
   'never_ends_beyond_the_limit': ('turns', None),
   'fails_beyond_the_limit': ('turns', None),
 }  # fmt: skip
-LATE = [
-  'never_ends', 'busy_for_ever', 'ignores_signals', 'stops_itself'
-]  # fmt: skip
+LATE = 'never_ends', 'busy_for_ever', 'ignores_signals', 'stops_itself'
+TRUSTED = {'trust_agent': True}
 
 
 @pytest.fixture(scope='module', params=sessions.WHERE)
@@ -167,13 +174,11 @@ def played(request):
 def test_it_ends_by_itself(played, name):
   how, seen = ENDS[name]
   one = played[name]
-  assert one.seen == seen
+  assert one.seen == seen, one.end
   assert not one.said[Rewarded]
   if how in (DONE, 'turns'):
     assert isinstance(one.end, Done), one.end
-    assert one.end == Done(
-      one.end.episode, None, secs=one.end.secs, counts=one.end.counts
-    )
+    assert one.end.reward is None
     assert (one.turns == TURNS) == (how == 'turns')
   else:
     assert re.search(how, one.end.reason), one.end.reason
@@ -181,16 +186,78 @@ def test_it_ends_by_itself(played, name):
 
 
 def test_what_nobody_got_is_left_out(played):
-  for name, counts, turns in (
+  for name, counts, left_out in (
     ('hangs_up', {'undelivered': 3}, 3),
-    ('exits_while_it_asks', {}, 0),
     ('good', {}, 0),
     ('rewards_itself', {}, 0),
+    ('guesses_tokens', {}, 0),
   ):
     one = played[name]
-    assert len(one.said[LeftOut]) == turns
+    assert len(one.said[LeftOut]) == left_out
     assert one.end.counts == counts
 
 
 def test_nothing_goes_on(played):
+  check_nothing_is_left()
+
+
+@pytest.mark.parametrize('where', sessions.WHERE)
+def test_one_that_does_not_end_is_ended(where):
+  found = play({name: {} for name in LATE}, where=where, episode_secs=1.0)
+  for one in found.values():
+    assert re.search(TOO_LATE, one.end.reason) and one.secs < 8
+  check_nothing_is_left()
+
+
+@pytest.mark.parametrize('where', sessions.WHERE)
+def test_one_that_is_trusted_needs_its_secret_and_says_numbers(where):
+  found = play(
+    {
+      'rewards_itself_with_its_secret': TRUSTED,
+      'rewards_itself': TRUSTED,
+      'prints_no_number': TRUSTED,
+    },
+    where=where,
+  )
+  one = found['rewards_itself_with_its_secret']
+  assert one.seen == [200, 403, 200, 400, 400, 400, 400, 200]
+  assert [event.value for event in one.said[Rewarded]] == [0.5]
+  assert [event.turn for event in one.said[LeftOut]] == [0]
+  assert one.end.reward == 0.25 and one.end.counts == {'left_out': 1}
+  one = found['rewards_itself']
+  assert one.seen == [200] + 15 * [403]
+  assert not one.said[Rewarded] and one.end.reward == 1000.0
+  one = found['prints_no_number']
+  assert 'a finite number is required' in one.end.reason
+
+
+def test_it_is_given_little(monkeypatch):
+  monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'gold')
+  found = play({'looks_around': {'variables': {'MINE': 'x'}}}, where='workers')
+  names, sockets = found['looks_around'].seen
+  assert {*names} <= {
+    'HOME', 'LANG', 'LC_ALL', 'LC_CTYPE', 'LD_LIBRARY_PATH', 'MINE', 'NO_PROXY',
+    'OPENAI_API_BASE', 'OPENAI_API_KEY', 'OPENAI_BASE_URL', 'PATH',
+    'SSL_CERT_FILE', 'TMPDIR', 'TZ',
+  }  # fmt: skip
+  assert 'MINE' in names and not sockets
+
+
+@pytest.mark.parametrize(
+  'name, options, reason',
+  [
+    ('forks_many', {'most_processes': 30}, 'time limit|has ended'),
+    ('eats_memory', {'memory_limit_bytes': 400 << 20}, 'MemoryError|memory'),
+    ('ends_its_parent', {}, 'its process has ended'),
+    ('daemonises', {}, DONE),
+  ],
+)
+def test_the_worker_ends_with_what_it_has_left(name, options, reason):
+  found = play(
+    {name: {}, 'good': {}},
+    **{'where': 'workers', 'sessions': 1, 'episode_secs': 3.0, **options},
+  )
+  end = found[name].end
+  assert re.search(reason, DONE if isinstance(end, Done) else end.reason), end
+  assert isinstance(found['good'].end, Done), found['good'].end
   check_nothing_is_left()
