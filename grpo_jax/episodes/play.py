@@ -109,6 +109,7 @@ class _Live:
   # the turn under way meets first.
   tools: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   limits: dict[int, str] = dataclasses.field(default_factory=dict)
+  chats: set[int] = dataclasses.field(default_factory=set)  # of `Policy.chat`
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
   reward: float | None = None
   failure: str = ''
@@ -370,6 +371,8 @@ class _Asking:
       return None
     chat = messages if is_whole else ()
     transcript.read(path, ids, messages[event.known :], kept, chat)
+    if event.is_chat:
+      one.chats.add(event.context)
     name, limit = self._limit(event, room)
     one.limits[event.context] = name
     one.asked += limit
@@ -474,8 +477,10 @@ class _Asking:
     turn = one.transcript.add(path, sampled, text, said)
     one.said[turn] = parsed.text
     one.requests[turn] = sampled.request
-    if one.ended or one.failure or one.is_over:
-      return  # by another turn
+    if one.ended or one.failure or one.is_over:  # by another turn
+      if call.context in one.chats:
+        one.transcript.left_out.add(turn)  # nobody has heard it
+      return
     limit = one.limits[call.context] if cut else 'end'
     if limit != 'own' and (cut or not self._goes_on(tools, sampled)):
       one.ended = limit
