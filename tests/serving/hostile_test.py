@@ -1,5 +1,6 @@
 """Hostile agents: each ends within its limits, alone, and is paid nothing."""
 
+import asyncio
 import collections
 import json
 import pathlib
@@ -23,7 +24,10 @@ from tests.serving import hostile_agents
 
 SCRIPT = str(pathlib.Path(hostile_agents.__file__).resolve())
 TURNS = 12
-EXAMPLE = {'mebibytes': 64, 'turns': TURNS, 'printed': 'nan', 'secs': 0.4}
+EXAMPLE = {
+  'mebibytes': 64, 'turns': TURNS, 'printed': 'nan', 'secs': 0.4,
+  'long': 'x' * 300_000,
+}  # fmt: skip
 TOO_LATE = r'time limit: more than 1 s of its own'
 
 
@@ -261,3 +265,33 @@ def test_the_worker_ends_with_what_it_has_left(name, options, reason):
   assert re.search(reason, DONE if isinstance(end, Done) else end.reason), end
   assert isinstance(found['good'].end, Done), found['good'].end
   check_nothing_is_left()
+
+
+def test_one_that_finds_no_room_begins_again(monkeypatch):
+  real, tried = asyncio.create_subprocess_exec, []
+
+  async def full(*args, **kwargs):
+    tried.append(args)
+    if len(tried) == 1:
+      raise BlockingIOError(11, 'Resource temporarily unavailable')
+    return await real(*args, **kwargs)
+
+  monkeypatch.setattr(asyncio, 'create_subprocess_exec', full)
+  one = play({'good': {}}, where='here')['good']
+  assert one.tries == 2 and isinstance(one.end, Done)
+
+
+def test_what_is_kept_of_what_it_prints_is_little():
+  async def read():
+    stream, tail = asyncio.StreamReader(), agents._Tail()
+    reading = asyncio.ensure_future(tail.read(stream))
+    for _ in range(200):
+      stream.feed_data(b'x' * 50_000)
+      await asyncio.sleep(0)
+    stream.feed_data(b'\nlast\n\n')
+    stream.feed_eof()
+    await reading
+    return tail
+
+  tail = asyncio.run(read())
+  assert tail.last() == 'last' and sum(map(len, tail._kept)) < 200_000
