@@ -66,6 +66,7 @@ RUN_BELOW = {
   'grpo_jax/optim/README.md': 3,
   'grpo_jax/data/README.md': 2,
   'grpo_jax/rewards/README.md': 3,
+  'grpo_jax/serving/README.md': 2,
 }
 
 
@@ -185,6 +186,40 @@ def test_the_examples_of_environments_are_played():
   assert said[2:4] == ['3', 'You have spent 3.']
   again = [buy + buy, 'so']
   assert play(shop['Shop'], again, {'budget': 3}, format='hermes')[0] == 0.0
+
+
+def test_the_examples_of_agents_are_played(monkeypatch):
+  from tests.serving import agents_test
+
+  class Client:
+    """What the example uses of the package, which is not installed here."""
+
+    def __init__(self, base_url, api_key):
+      self.chat = self.completions = self
+      self._address = base_url
+
+    async def create(self, model, messages):
+      assert model == 'policy'
+      status, said = await asyncio.to_thread(
+        agents_test.ask, self._address, messages
+      )
+      assert status == 200
+      choice = types.SimpleNamespace(**said['choices'][0])
+      return types.SimpleNamespace(choices=[choice])
+
+  package = types.ModuleType('openai')
+  package.AsyncOpenAI = Client  # type: ignore
+  monkeypatch.setitem(sys.modules, 'openai', package)
+  values = config_lib.default()
+  first, second = blocks('grpo_jax/serving/README.md', 'python')
+  run(first, config=values)
+  config = config_lib.resolve(values)
+  assert config.agent.command.split()[0] == 'python' and config.data.chat
+  assert max(config.data.completion_buckets) > config.sampler.max_tokens
+  solve = run(second)['solve']
+  _, one = agents_test.play_one(solve, kwargs={'drafts': 2})
+  assert one.failure == '' and one.account.turns == 3
+  assert one.account.counts == {}
 
 
 def test_tests_that_pages_name_are_there():

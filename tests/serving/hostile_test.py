@@ -3,9 +3,11 @@
 import asyncio
 import collections
 import json
+import os
 import pathlib
 import re
 import shlex
+import signal
 import sys
 import time
 
@@ -127,7 +129,10 @@ def check_nothing_is_left():
   until = time.monotonic() + 5
   while left() and time.monotonic() < until:
     time.sleep(0.05)
-  assert not left()
+  late = left()
+  for number, _ in late:
+    os.kill(number, signal.SIGKILL)
+  assert not late
 
 
 # By names: how it ends, what it has seen, and what is counted.
