@@ -110,6 +110,7 @@ class _Live:
   tools: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   limits: dict[int, str] = dataclasses.field(default_factory=dict)
   chats: set[int] = dataclasses.field(default_factory=set)  # of `Policy.chat`
+  answered: set[int] = dataclasses.field(default_factory=set)  # turns of those
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
   reward: float | None = None
   failure: str = ''
@@ -324,6 +325,7 @@ class _Asking:
         one.transcript.left_out.add(event.turn)
       case events.Done():
         one.is_over = True
+        one.transcript.left_out |= one.answered - {*event.heard}
         one.reward = event.reward if is_trusted else None
         names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs', 'counts'
         one.counts = {name: getattr(event, name) for name in names}
@@ -486,6 +488,8 @@ class _Asking:
       one.ended = limit
       self._player.cancel(call.number, one.ended)
       return
+    if call.context in one.chats:
+      one.answered.add(turn)
     self._player.answer(
       call.number,
       call.context,
