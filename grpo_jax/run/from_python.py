@@ -49,6 +49,7 @@ def train(
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
   environment: Any = None,
+  agent: Callable[..., Any] | str | None = None,
   on_rollout: OnRollout | None = None,
   allow_changed: Sequence[str] = (),
 ) -> dict[str, float | str | None]:
@@ -61,8 +62,8 @@ def train(
   The workdir gets a record of each object, `given.json`: its source where
   Python has it, and a hash. To go on with the run, call `train` with the same
   objects. Objects with another hash are refused. `evaluate` needs the rewards,
-  the held-out prompts, the tokenizer, the model and the environment again,
-  `sample` only the last three.
+  the held-out prompts, the tokenizer, the model and the environment or the
+  agent again, `sample` only the last three.
 
   Ctrl-C, or interrupting the notebook's kernel, saves the run and then raises
   KeyboardInterrupt. A second Ctrl-C does not wait for the save.
@@ -101,6 +102,10 @@ def train(
     environment: An async function `(policy, example)`, a class with `reset` and
       `step`, or a list of tools; see grpo_jax/environments/README.md. It is
       played in this process, and its arguments are `config.environment.kwargs`.
+    agent: A function `(example, base_url, api_key)` that plays an episode as a
+      client of OpenAI's API; see grpo_jax/serving/README.md. It takes the place
+      of an environment, in this process, and its other arguments are
+      `config.agent.kwargs`.
     on_rollout: Called as `on_rollout(step, metrics, rollout)` after every
       rollout: how many are done, its metrics by name, and the
       `grpo_jax.episodes.types.Rollout` with prompts, completions and rewards.
@@ -139,6 +144,7 @@ def train(
     tokenizer=tokenizer,
     model=model,
     environment=environment,
+    agent=agent,
   )
   if on_rollout is not None:
     placing.check_callback(on_rollout)
@@ -172,6 +178,7 @@ def evaluate(
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
   environment: Any = None,
+  agent: Callable[..., Any] | str | None = None,
   answer: Callable[[str], str] | None = None,
   checkpoint: int | str = 'latest',
   examples: int = 0,
@@ -191,6 +198,7 @@ def evaluate(
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
     environment: Likewise.
+    agent: Likewise.
     answer: Reads the answer out of a completion, for majority@k; None: what
       `config.evaluation.answer` names.
     checkpoint: The number of a rollout, 'latest' or 'best'.
@@ -214,6 +222,7 @@ def evaluate(
     tokenizer=tokenizer,
     model=model,
     environment=environment,
+    agent=agent,
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(
@@ -240,6 +249,7 @@ def sample(
   tokenizer: data.Tokenizer | str | None = None,
   model: foreign.Pretrained | str | None = None,
   environment: Any = None,
+  agent: Callable[..., Any] | str | None = None,
   checkpoint: int | str = 'latest',
   number: int = 1,
   temperature: float | None = None,
@@ -253,6 +263,7 @@ def sample(
     tokenizer: Needed if the run was given it in Python.
     model: Needed if the run was given it in Python.
     environment: Likewise.
+    agent: Likewise.
     checkpoint: The number of a rollout, 'latest' or 'best'.
     number: Completions of each prompt.
     temperature: Of the sampling; 0: greedy; None: the config's.
@@ -275,6 +286,7 @@ def sample(
     tokenizer=tokenizer,
     model=model,
     environment=environment,
+    agent=agent,
   )
   with _quiet(), joining.joined() as peers:
     policy = policies.load(

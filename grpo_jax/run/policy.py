@@ -101,11 +101,13 @@ def load(
       'has trained.'
     )
   if to_evaluate:
-    needed = ('rewards', 'heldout', 'tokenizer', 'model', 'environment')
+    needed = (
+      'rewards', 'heldout', 'tokenizer', 'model', 'environment', 'agent',
+    )  # fmt: skip
     call = 'grpo_jax.evaluate(workdir, {})'
     objects_lib.require(config, objects, needed, 'Evaluating this run', call)
   call = 'grpo_jax.sample(workdir, prompts, {})'
-  needed = ('tokenizer', 'model', 'environment')
+  needed = ('tokenizer', 'model', 'environment', 'agent')
   objects_lib.require(config, objects, needed, 'Sampling from this run', call)
   run = build.sampler(config, objects)
   joining.check_joined(peers)

@@ -114,7 +114,7 @@ def run(
   """
   needed = (
     'rewards', 'prompts', 'heldout', 'method', 'fields', 'tokenizer', 'model',
-    'environment',
+    'environment', 'agent',
   )  # fmt: skip
   _require_to_train(config, objects, *needed)
   parts = sampler(config, objects, trains=True, shares=shares)
@@ -276,7 +276,7 @@ def sampler(
     engine=engine,
     sampling=sampling_spec(config.sampler, tokenizer.eos_ids),
     environment=build_environment.environment_spec(
-      config, tokenizer, objects.environment
+      config, tokenizer, objects.environment, objects.agent
     ),
   )
 

@@ -31,7 +31,7 @@ Tools = Sequence[Mapping[str, Any]]  # schemas
 
 
 def environment_spec(
-  config: Config, tokenizer: Tokenizer, own: Any = None
+  config: Config, tokenizer: Tokenizer, own: Any = None, agent: Any = None
 ) -> EnvironmentSpec | None:
   """What plays the episodes of a run; None if its completions are single turns.
 
@@ -39,6 +39,7 @@ def environment_spec(
     config: With widths.
     tokenizer: Of the run.
     own: The environment that was given in Python.
+    agent: The agent that was given in Python.
 
   Raises:
     ValueError: The environment cannot be used, or chats cannot go on.
@@ -46,7 +47,9 @@ def environment_spec(
   fields = config.environment
   if not fields.name:
     return None
-  played = {'': (fields.name if own is None else own, arguments(config))}
+  given_in_python = own is not None or agent is not None
+  name = fields.name if own is None else own
+  played = {'': (name, arguments(config, agent))}
   played |= {name: _other(name, one) for name, one in fields.others.items()}
   toolsets, renders = _toolsets(played), fields.history == 'template'
   shown = toolsets if toolsets and tokenizer.reads_tools else [()]
@@ -60,7 +63,7 @@ def environment_spec(
     played=played,
     call_format=call_format,
     options=sessions.Options(
-      where='here' if own is not None else fields.where,
+      where='here' if given_in_python else fields.where,
       processes=fields.processes or min(joining.own_cores(), _MOST_WORKERS),
       sessions=fields.sessions,
       tool_secs=fields.tool_secs,
@@ -85,7 +88,7 @@ def environment_spec(
   )
 
 
-def arguments(config: Config) -> dict[str, Any]:
+def arguments(config: Config, agent: Any = None) -> dict[str, Any]:
   """The arguments of the environment that a config names.
 
   Raises:
@@ -94,6 +97,8 @@ def arguments(config: Config) -> dict[str, Any]:
   if config.environment.name != 'agent':
     return dict(config.environment.kwargs)
   given = dataclasses.asdict(config.agent)
+  if agent is not None:
+    given['function'] = agent
   agents.check(**given)
   return given
 

@@ -121,6 +121,12 @@ _KINDS = {
     "of typed functions as tools, or a name such as 'my_lab.envs:Wordle'",
     lambda value: f'environment {_names(value)}',
   ),
+  'agent': _Kind(
+    callable,
+    'a function (example, base_url, api_key), or a name such as '
+    "'my_lab.agents:solve'",
+    lambda value: f'agent {_short_name(value)}',
+  ),
 }
 
 
@@ -142,12 +148,17 @@ def place(
     rewards: As `grpo_jax.train` takes them; None leaves the config as it is.
     fields: Likewise.
     **arguments: The same for `prompts`, `heldout`, `demonstrations`, `method`,
-      `tokenizer`, `model` and `environment`.
+      `tokenizer`, `model`, `environment` and `agent`.
 
   Raises:
     ValueError: An argument is of the wrong kind.
   """
   arguments = {k: v for k, v in arguments.items() if v is not None}
+  if {'environment', 'agent'} <= {*arguments}:
+    raise ValueError(
+      'environment and agent were both given, but one of them plays the '
+      'episodes; give one.'
+    )
   builtin = config.data.train == config.data.heldout == 'arithmetic'
   if 'prompts' in arguments and builtin:
     # Built-in sums would say nothing about the user's prompts.
@@ -164,6 +175,8 @@ def place(
   }
   if 'method' in found:  # and so do the arguments of the method
     changes['learner.method_kwargs'] = {}
+  if 'agent' in found:
+    changes['environment.name'] = 'agent'
   # Tools alone have no reward.
   plays = not isinstance(
     arguments.get('environment'), str | list | tuple | None
@@ -188,12 +201,14 @@ def place(
 
 def _with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
   """The config with other values of fields such as 'data.train'."""
+  groups: dict[str, dict[str, Any]] = {}
   for name, value in fields.items():
     group, _, field = name.rpartition('.')
-    if group:
-      value = dataclasses.replace(getattr(config, group), **{field: value})
-    config = dataclasses.replace(config, **{group or field: value})
-  return config
+    groups.setdefault(group, {})[field] = value
+  changed = groups.pop('', {})
+  for group, values in groups.items():
+    changed[group] = dataclasses.replace(getattr(config, group), **values)
+  return dataclasses.replace(config, **changed)  # all at once: it is checked
 
 
 def _placed(argument: str, value: Any, last_turn: str) -> _Placed:

@@ -31,6 +31,7 @@ FIELDS = {
   'tokenizer': 'data.tokenizer',
   'model': 'model.path',
   'environment': 'environment.name',
+  'agent': 'agent.function',
 }
 _END = ' given in Python>'  # tells the words for an object from a name
 
@@ -47,6 +48,7 @@ class Objects(NamedTuple):
   tokenizer: Any = None
   model: Any = None
   environment: Any = None
+  agent: Any = None
   records: Mapping[str, dict[str, Any]] = {}  # by words; see `placing.py`
 
 
@@ -139,7 +141,7 @@ def _missing(
   for name, argument in needed.items():
     if name not in there:
       short = re.sub(
-        '^(environment|field|method|model|reward) ', '', _what(name)
+        '^(agent|environment|field|method|model|reward) ', '', _what(name)
       )
       found.setdefault(argument, []).append(short)
   parts = [f'{name} ({", ".join(names)})' for name, names in found.items()]

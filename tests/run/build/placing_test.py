@@ -471,3 +471,34 @@ def test_a_class_is_another_one_if_its_source_is():
   assert placing.record_of_environment(Steps) == (
     placing.record_of_environment(Steps)
   )
+
+
+def solve(example, base_url, api_key):
+  """An agent."""
+
+
+def test_an_agent_is_an_environment_that_brings_no_reward():
+  config, objects = placing.place(CHATS, agent=solve)
+  assert config.environment.name == 'agent'
+  assert config.agent.function == '<agent solve given in Python>'
+  assert config.rewards == CHATS.rewards
+  assert objects.agent is solve and objects.environment is None
+  (record,) = objects.records.values()
+  assert record['name'].endswith('solve') and 'An agent' in record['source']
+  config, objects = placing.place(CHATS, agent='my_lab.agents:solve')
+  assert config.environment.name == 'agent' and objects.agent is None
+  assert config.agent.function == 'my_lab.agents:solve'
+
+
+def test_an_agent_that_cannot_be_one_is_refused():
+  with pytest.raises(ValueError, match='agent=3 is of type int; give a func'):
+    placing.place(CHATS, agent=3)
+  with pytest.raises(ValueError, match='environment and agent were both given'):
+    placing.place(CHATS, agent=solve, environment=episode)
+  commanded = dataclasses.replace(
+    CHATS,
+    environment=config_lib.Environment(name='agent'),
+    agent=config_lib.Agent(command='sh'),
+  )
+  with pytest.raises(ValueError, match='give one of agent.command and agent.f'):
+    placing.place(commanded, agent=solve)
