@@ -107,3 +107,27 @@ def test_an_agent_that_is_nobody_is_refused_at_the_start(words, tmp_path):
   with pytest.raises(ValueError, match='no program that can be found'):
     made = {'environment.name': 'agent', 'agent.command': 'nobody'}
     grpo_jax.train(config(words, **made), tmp_path)
+
+
+def test_a_function_is_given_in_python(words, tmp_path):
+  """It trains, evaluates and samples, and is asked for again."""
+  run, seen = tmp_path / 'run', []
+  made = config(words, steps=1)
+  grpo_jax.train(
+    made,
+    run,
+    agent=over_http,
+    on_rollout=lambda step, metrics, rollout: seen.append(rollout),
+  )
+  (rollout,) = seen
+  assert rollout.reward_names == (f'{HERE}:low',) and rollout.batch.valid.all()
+  turns = rollout.batch.extras['turn'].max((1, 2))
+  assert turns.max() >= 1  # several turns
+  with pytest.raises(ValueError, match=r'given in Python: agent .over_http.'):
+    grpo_jax.evaluate(run)
+  found = grpo_jax.evaluate(run, agent=over_http, samples=1, ks=(1,))
+  assert found['examples'] == 3
+  (one,) = grpo_jax.sample(run, [{'prompt': 'a'}], agent=over_http)
+  assert one['messages'][0]['content'] == SAID[0] and not one['failure']
+  with pytest.raises(ValueError, match='agent over_http is not the one'):
+    grpo_jax.train(made, run, agent=lambda example, base_url, api_key: None)

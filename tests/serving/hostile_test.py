@@ -255,7 +255,11 @@ def test_it_is_given_little(monkeypatch):
 @pytest.mark.parametrize(
   'name, options, reason',
   [
-    ('forks_many', {'most_processes': 30}, 'time limit|has ended'),
+    (
+      'forks_many',
+      {'most_processes': 30, 'episode_secs': 3.0},
+      'time limit|has ended',
+    ),
     ('eats_memory', {'memory_limit_bytes': 400 << 20}, 'MemoryError|memory'),
     ('ends_its_parent', {}, 'its process has ended'),
     ('daemonises', {}, DONE),
@@ -264,7 +268,7 @@ def test_it_is_given_little(monkeypatch):
 def test_the_worker_ends_with_what_it_has_left(name, options, reason):
   found = play(
     {name: {}, 'good': {}},
-    **{'where': 'workers', 'sessions': 1, 'episode_secs': 3.0, **options},
+    **{'where': 'workers', 'sessions': 1, **options},
   )
   end = found[name].end
   assert re.search(reason, DONE if isinstance(end, Done) else end.reason), end
