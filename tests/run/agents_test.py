@@ -129,5 +129,5 @@ def test_a_function_is_given_in_python(words, tmp_path):
   assert found['examples'] == 3
   (one,) = grpo_jax.sample(run, [{'prompt': 'a'}], agent=over_http)
   assert one['messages'][0]['content'] == SAID[0] and not one['failure']
-  with pytest.raises(ValueError, match='agent over_http is not the one'):
+  with pytest.raises(ValueError, match='agent lambda given in Python'):
     grpo_jax.train(made, run, agent=lambda example, base_url, api_key: None)

@@ -179,6 +179,18 @@ def test_an_agent_that_cannot_be_played_is_refused(make, message):
     make()
 
 
+def test_an_agent_that_was_given_in_python_plays_here():
+  made = agent(function='<agent helps given in Python>')
+  spec_of = build_environment.environment_spec
+  spec = spec_of(made, TOKENIZER, agent=helps)
+  assert spec is not None and spec.options.where == 'here'
+  name, told = spec.played['']
+  assert name == 'agent' and told['function'] is helps
+  assert spec.untrusted == {''}
+  with pytest.raises(ValueError, match='agent.function takes .*; correct one'):
+    spec_of(made, TOKENIZER, agent=lambda example: None)
+
+
 def test_an_agent_needs_the_packages_of_a_server(monkeypatch):
   monkeypatch.setitem(sys.modules, 'uvicorn', None)
   with pytest.raises(ValueError, match=r"pip install 'grpo_jax\[server\]'"):
