@@ -2,13 +2,16 @@
 
 The problems and the model of `calculator.py`, played by an agent which somebody
 has written on the package openai-agents and which knows nothing of training:
-`calculating_agent.py`. Beside what `calculator.py` needs:
+`calculating/agent.py`. Beside what `calculator.py` needs:
 
   pip install 'grpo_jax[server]' openai-agents
 
 If the agent lives in a virtual environment of its own, name its Python:
 
   --config=configs/agent_openai_agents.py:/home/me/agent/bin/python
+
+Hardware: two cores, 5 GiB. Not yet run to its end; a rollout of 8 episodes was.
+An episode starts a process, whose imports take a second or more.
 """
 
 import pathlib
@@ -18,7 +21,7 @@ import sys
 import calculator
 from ml_collections import ConfigDict
 
-SCRIPT = pathlib.Path(__file__).resolve().parent / 'calculating_agent.py'
+SCRIPT = pathlib.Path(__file__).resolve().parent / 'calculating' / 'agent.py'
 
 
 def get_config(argument: str = '') -> ConfigDict:

@@ -14,7 +14,7 @@ from grpo_jax import config as config_lib
 from tests import cli
 
 CONFIG = str(cli.ROOT / 'configs' / 'agent_openai_agents.py')
-SCRIPT = cli.ROOT / 'configs' / 'calculating_agent.py'
+SCRIPT = cli.ROOT / 'configs' / 'calculating' / 'agent.py'
 FAKE = """
   class AgentsException(Exception):
     pass

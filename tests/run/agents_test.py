@@ -123,7 +123,7 @@ def test_a_function_is_given_in_python(words, tmp_path):
   assert rollout.reward_names == (f'{HERE}:low',) and rollout.batch.valid.all()
   turns = rollout.batch.extras['turn'].max((1, 2))
   assert turns.max() >= 1  # several turns
-  with pytest.raises(ValueError, match=r'Evaluating .* Python: agent .over_http.'):
+  with pytest.raises(ValueError, match='Evaluating .* agent .over_http.'):
     grpo_jax.evaluate(run)
   found = grpo_jax.evaluate(run, agent=over_http, samples=1, ks=(1,))
   assert found['examples'] == 3

@@ -2,7 +2,7 @@
 
 It gets a chat as JSON on a line of standard input, and prints its answer:
 
-  echo '{"prompt": "How much is 12 * 34 + 5?"}' | python calculating_agent.py
+  echo '{"prompt": "How much is 12 * 34 + 5?"}' | python agent.py
 
 Whom it asks, the variables OPENAI_BASE_URL and OPENAI_API_KEY say.
 """
