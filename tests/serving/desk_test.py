@@ -10,9 +10,12 @@ import pytest
 from grpo_jax import engines
 from grpo_jax import models
 from grpo_jax.models import layout
+from grpo_jax.serving import answering
 from grpo_jax.serving import desk as desk_lib
 from grpo_jax.serving import wire
 from grpo_jax.serving.app import Client
+from tests import fake_engine
+from tests.serving import reading_test
 from tests.serving import served
 
 TOKENIZER = served.TOKENIZER
@@ -261,6 +264,30 @@ def test_tools_of_an_unknown_format_are_refused():
   with served.desk(call_format=None) as found:
     refused(found, 'a format that is not known', tools=(tool,))
     chat(found, max_tokens=2)
+
+
+def test_calls_of_tools_and_reasoning():
+  tokenizer = reading_test.BYTES
+  text = f'<think>Hm, 1.</think>I add. {reading_test.CALL}'
+  said = [*tokenizer.encode(text), *tokenizer.eos_ids]
+  engine = fake_engine.FakeEngine(lambda *_: said, engines.Capabilities())
+  engine.load(None, 3)
+  with desk_lib.Desk(engine, None, 2) as found:
+    service = answering.Answering(
+      found, tokenizer, 'policy@3', engines.Sampling(tokenizer.eos_ids), 200,
+      1000, answering.call_format('hermes', tokenizer),
+    )  # fmt: skip
+    pieces = []
+    asked = wire.Chat(CHAT, (reading_test.ADD,))
+    ask = lambda heard: served.run(service.chat(asked, Client(), heard))
+    answer, other = ask(None), ask(pieces.append)
+  assert (answer.text, answer.reasoning) == ('I add.', 'Hm, 1.')
+  assert answer.finish == 'tool_calls' and answer.tokens == len(said)
+  (call,) = answer.calls
+  assert (call.name, call.arguments) == ('add', {'a': 1})
+  assert call.id.startswith('call_') and call.id != other.calls[0].id
+  whole = joined(pieces)
+  assert whole[:3] == (other.text, other.reasoning, other.calls)
 
 
 def test_chats_need_a_template():
