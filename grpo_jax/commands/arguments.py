@@ -3,11 +3,13 @@
 import ast
 from collections.abc import Sequence
 import dataclasses
+import os
 import sys
 import types
 import typing
 from typing import Any
 
+from grpo_jax import config as config_lib
 from grpo_jax.commands import options
 from grpo_jax.commands import printing
 from grpo_jax.commands import table
@@ -80,7 +82,10 @@ def read(typed: Sequence[str]) -> Arguments:
       values[flag] = converted(value_of(text, kind), kind, f'--{flag}')
   _require(name, values, flags)
   if 'config' in flags:
-    values['config'] = _config(values['config'], values.get('workdir'), fields)
+    workdir, model = values.get('workdir'), values.get('source') or ''
+    if is_run(model):
+      workdir, model = model, ''
+    values['config'] = _config(values['config'], workdir, fields, model)
   return Arguments(command=name, words=words, **values)
 
 
@@ -189,13 +194,16 @@ def _require(
 
 
 def _config(
-  file: str | None, workdir: str | None, fields: dict[str, str]
+  file: str | None,
+  workdir: str | None,
+  fields: dict[str, str],
+  model: str = '',
 ) -> Config | None:
-  """The config of a file, or of a run, with the fields that were typed.
+  """The config of a file, of a run or for a model, with what was typed.
 
   None if there is neither.
   """
-  if file is None and not workdir:
+  if file is None and not workdir and not model:
     if fields:
       raise ValueError(
         f'--config.{min(fields)} changes a config, but there is none; give '
@@ -203,10 +211,12 @@ def _config(
       )
     return None
   try:
-    if file is None:
+    if file is not None:
+      found = load_config(file)
+    elif workdir:
       found = records.get_config(str(workdir))
     else:
-      found = load_config(file)
+      found = _of_model(model)
   except (ValueError, OSError):
     raise
   except Exception as error:  # a config file may raise anything
@@ -222,6 +232,21 @@ def _config(
   if warning:
     printing.say(f'warning: {warning}', file=sys.stderr)
   return dataclass_from_dict(Config, tree, 'config')
+
+
+def is_run(path: str) -> bool:
+  """Whether a path is the workdir of a run."""
+  return bool(path) and (
+    '://' in path or os.path.exists(os.path.join(path, 'versions.json'))
+  )
+
+
+def _of_model(path: str) -> Any:
+  """A config for asking a chat model."""
+  found: Any = config_lib.default()
+  found.model.path, found.data.tokenizer = path, ''
+  found.data.chat, found.sampler.max_tokens = True, 512
+  return found
 
 
 def with_fields(

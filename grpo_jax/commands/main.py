@@ -34,7 +34,7 @@ _IN_XLA = 'compile ahead', 'sampling'
 # The function of `run.build.names` that looks up what a command will need.
 _LOOKED_UP = {
   'train': 'check', 'study': 'check', 'eval': 'check_evaluation',
-  'sample': 'check_model', 'plan': 'check_learning',
+  'sample': 'check_model', 'serve': 'check_model', 'plan': 'check_learning',
 }  # fmt: skip
 _HELP = {'--help', '-h', '-?', '--helpshort', '--helpfull', '--helpxml'}
 

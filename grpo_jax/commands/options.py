@@ -22,6 +22,7 @@ EXAMPLES = """\
   grpo-jax train --config=configs/arithmetic.py --workdir=runs/arithmetic
   grpo-jax eval --workdir=runs/arithmetic --samples=16 --k=1,4,16
   grpo-jax sample --workdir=runs/arithmetic --prompt=47+85=
+  grpo-jax serve runs/arithmetic --port=8000
   grpo-jax convert runs/arithmetic models/arithmetic --dtype=bfloat16
   grpo-jax report runs/arithmetic --out=report.html
   grpo-jax audit dapo --plot

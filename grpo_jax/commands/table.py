@@ -86,6 +86,15 @@ COMMANDS = {
       'temperature', 'max_tokens', *SEVERAL, 'json', 'verbose',
     ),
   ),
+  'serve': Command(
+    'serve:run',
+    "Answers clients of OpenAI's API by a policy, until Ctrl-C.",
+    (
+      'source', 'config', 'checkpoint', 'host', 'port', 'key', 'rows',
+      'context_tokens', 'json', 'verbose',
+    ),
+    takes=('?source',),
+  ),
   'data': Command(
     'show_data:run',
     'Shows prompts as models read them; of a FILE, which fields read it.',
@@ -214,9 +223,28 @@ FLAGS = {
     'latest',
   ),
   'source': Flag(
-    'The model to write: a Hugging Face folder, a name on the Hub, a .gguf '
+    'The model: a Hugging Face folder, a name on the Hub, a .gguf '
     'file, package:NAME for the .gguf file in an installed package, or the '
     'workdir of a run.',
+  ),
+  'host': Flag(
+    'Name or address to listen at. All but those that this machine alone '
+    'reaches need --key.',
+    str,
+    '127.0.0.1',
+  ),
+  'port': Flag('Port to listen at; 0 takes any that is free.', int, 8000),
+  'key': Flag(
+    'What clients must give as their API key. Better in the environment '
+    'variable GRPO_JAX_SERVE_KEY, which other users of the machine cannot see.',
+    str,
+    '',
+  ),
+  'rows': Flag('How many requests to draw at once; others wait.', int, 8),
+  'context_tokens': Flag(
+    'The most tokens of a prompt and its answer. Default: as the run has it; '
+    'of a model as it was made for, at most 4096.',
+    int,
   ),
   'folder': Flag('The folder to write, which must be new or empty.'),
   'adapter': Flag(

@@ -221,7 +221,10 @@ class Engine(Protocol):
     ...
 
   def forget(self, request: int) -> None:
-    """Nothing will follow a request that had `calls`, and has finished."""
+    """Nothing will follow a request that had `calls`.
+
+    If it has not finished, it is given up, and never will.
+    """
     ...
 
   def completed(

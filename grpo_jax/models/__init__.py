@@ -26,8 +26,10 @@ from grpo_jax.models.protocol import Layered
 from grpo_jax.models.protocol import Model
 from grpo_jax.models.protocol import Routed
 from grpo_jax.models.protocol import Scores
+from grpo_jax.models.scores import Likeliest
 from grpo_jax.models.scores import chunk_positions
 from grpo_jax.models.scores import score
+from grpo_jax.models.scores import score_likeliest
 from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
 
@@ -35,6 +37,7 @@ __all__ = (
   'Experts',
   'LayerKind',
   'Layered',
+  'Likeliest',
   'LowRank',
   'MatrixAxes',
   'Model',
@@ -49,5 +52,6 @@ __all__ = (
   'flops_per_token',
   'load_max',
   'score',
+  'score_likeliest',
   'score_routed',
 )

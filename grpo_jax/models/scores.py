@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -75,6 +76,56 @@ def score(
   )
 
 
+class Likeliest(NamedTuple):
+  """Completion tokens, and the likeliest tokens in the place of each.
+
+  Attributes:
+    logp: f32[R,C,T], as `score` has it.
+    ids: i32[R,C,T,K], the likeliest first.
+    logp_of_ids: f32[R,C,T,K]; that of the completion token is `logp`, to the
+      last bit.
+  """
+
+  logp: Array
+  ids: Array
+  logp_of_ids: Array
+
+
+def score_likeliest(
+  model: Layered, params, layout: Layout, number: int, temperature: Any = 1.0
+) -> Likeliest:
+  """`score`, with the likeliest tokens at each place.
+
+  Args:
+    model: Whose log-probabilities.
+    params: Its parameters.
+    layout: The rows, which are not cut (see `shards.parts`).
+    number: How many tokens, `K`; at most those of the vocabulary.
+    temperature: The temperature of the sampler.
+  """
+
+  def found(logits, target):
+    logp = token_scores(logits, target, with_entropy=False).logp
+    log_mass = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    most, ids = lax.top_k(logits, number)
+    return Likeliest(logp, ids, most - log_mass)
+
+  hidden, _ = model.hidden(
+    params,
+    layout.tokens,
+    layout.position,
+    over_layout(layout, model.config.attention),
+  )
+  rows, slots, tokens = layout.column.shape
+  column = jnp.asarray(layout.column).reshape(rows, -1)
+  hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
+  target = jnp.asarray(layout.target).reshape(rows, -1)
+  scores = _in_chunks(model, params, hidden, target, temperature, found, None)
+  return jax.tree.map(
+    lambda x: x.reshape(rows, slots, tokens, *x.shape[2:]), scores
+  )
+
+
 def score_routed(
   model: Layered,
   params,
@@ -139,9 +190,12 @@ def _score_hidden(
   rows, slots, tokens = layout.column.shape
   few = layout.blocks is None and layout.tokens.shape[1] < slots * tokens
 
+  def score_of(logits, target):
+    return token_scores(logits, target, with_entropy)
+
   def scored(hidden, target):
     return _in_chunks(
-      model, params, hidden, target, temperature, with_entropy, chunk_tokens
+      model, params, hidden, target, temperature, score_of, chunk_tokens
     )
 
   if few or shards.parts() > 1:
@@ -264,8 +318,8 @@ def _following(tokens: Array) -> Array:
 
 
 def _in_chunks(
-  model, params, hidden, target, temperature, with_entropy, chunk_tokens
-) -> Scores:
+  model, params, hidden, target, temperature, score_of, chunk_tokens
+) -> Any:
   """The scores of some positions of all rows at a time.
 
   A chunk cuts the positions and not the rows, because the rows may be split
@@ -277,18 +331,18 @@ def _in_chunks(
     hidden: f[R,N,W], outputs of the last layer at N positions.
     target: i32[R,N], the token to be scored at each.
     temperature: The temperature of the sampler.
-    with_entropy: Whether to compute the entropy too.
+    score_of: From logits f32[R,n,V] and tokens i32[R,n] to scores [R,n,...].
     chunk_tokens: Positions per chunk, as in `score`.
 
   Returns:
-    `Scores` of shape [R,N].
+    Scores [R,N,...].
   """
 
   params = model.head_params(params)  # once, and not for every chunk
 
   def chunk_scores(hidden, target):
     logits = model.head(params, hidden) / temperature
-    return token_scores(logits, target, with_entropy)
+    return score_of(logits, target)
 
   rows, number, width = hidden.shape
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
@@ -308,7 +362,10 @@ def _in_chunks(
     lambda chunk: jax.checkpoint(chunk_scores)(*chunk), (hidden, target)
   )
   return jax.tree.map(
-    lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :number], scores
+    lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[
+      :, :number
+    ],
+    scores,
   )
 
 

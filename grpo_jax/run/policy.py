@@ -17,6 +17,7 @@ from typing import NamedTuple
 from grpo_jax import data
 from grpo_jax import engines
 from grpo_jax.config import Config
+from grpo_jax.engines import scoring
 from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.hosts import joining
@@ -48,6 +49,9 @@ from grpo_jax.run.keep.objects import Objects
 # The fields of the config that the parameters of a checkpoint depend on. A
 # policy is not loaded under other values, except of free fields.
 BOUND = ('model', 'data.tokenizer', 'data.eos_tokens', 'data.pad_token')
+
+_USUAL_CONTEXT = 4096  # tokens, of a model that is served
+_NARROWEST = 128  # tokens, of the caches that it is served with
 
 
 class Policy(NamedTuple):
@@ -90,16 +94,7 @@ def load(
     ValueError: The workdir has no such checkpoint, or a run of another config;
       or the weights beside its adapters are not those that it began with.
   """
-  workdir = bucket.read_only(workdir)
-  config = pins.pinned(config, workdir, peers)
-  config = workdir_lib.with_widths(workdir, config)
-  workdir_lib.refuse_another(workdir, config, BOUND, objects)
-  directory = bucket.arrays(workdir) / 'checkpoints'
-  if not directory.is_dir():
-    raise ValueError(
-      f'There is no checkpoint in {workdir}; give the workdir of a run that '
-      'has trained.'
-    )
+  config, directory = _opened(config, workdir, objects, peers)
   if to_evaluate:
     needed = (
       'rewards', 'heldout', 'tokenizer', 'model', 'environment', 'agent',
@@ -112,8 +107,50 @@ def load(
   run = build.sampler(config, objects)
   joining.check_joined(peers)
   peers.check_equal(identity.compared(run.config) if peers.number > 1 else {})
+  params, step = _restored(run, directory, which, peers)
+  run.engine.load(params, version=step)
+  hosts = judging_lib.hosts(peers, stop or stop_signal.Stop())
+  if not to_evaluate:
+    return Policy(run, step, hosts=hosts)
+  return Policy(
+    run,
+    step,
+    build_data.heldout(run.config, objects),
+    build_rewards.functions(run.config, objects, run.mesh),
+    hosts,
+  )
+
+
+def _opened(
+  config: Config,
+  workdir: str | pathlib.Path,
+  objects: Objects,
+  peers: processes.Processes,
+) -> tuple[Config, pathlib.Path]:
+  """The config with what the workdir knows, and where its checkpoints are."""
+  workdir = bucket.read_only(workdir)
+  config = pins.pinned(config, workdir, peers)
+  config = workdir_lib.with_widths(workdir, config)
+  workdir_lib.refuse_another(workdir, config, BOUND, objects)
+  directory = bucket.arrays(workdir) / 'checkpoints'
+  if not directory.is_dir():
+    raise ValueError(
+      f'There is no checkpoint in {workdir}; give the workdir of a run that '
+      'has trained.'
+    )
+  return config, directory
+
+
+def _restored(
+  run: build.Sampler,
+  directory: pathlib.Path,
+  which: str,
+  peers: processes.Processes,
+) -> tuple[Any, int]:
+  """The parameters in a checkpoint, and from how many rollouts they learned."""
   wanted = build.abstract_params(run).trained
   # Read-only, because the run may be training at this moment.
+  config = run.config
   best = config.checkpoint.best_metric
   with Checkpoints(
     directory, best_metric=best, read_only=True, peers=peers
@@ -127,16 +164,102 @@ def load(
   build_model.check_frozen(
     saved, fingerprints.compute(frozen), config.model.path
   )
-  run.engine.load(lora.join(saved.state, frozen), version=saved.step)
-  hosts = judging_lib.hosts(peers, stop or stop_signal.Stop())
-  if not to_evaluate:
-    return Policy(run, saved.step, hosts=hosts)
-  return Policy(
-    run,
-    saved.step,
-    build_data.heldout(run.config, objects),
-    build_rewards.functions(run.config, objects, run.mesh),
-    hosts,
+  return lora.join(saved.state, frozen), saved.step
+
+
+class Served(NamedTuple):
+  """A policy that answers requests as they come.
+
+  Attributes:
+    run: Its engine has the parameters.
+    step: How many rollouts the policy has learned from.
+    scorer: Scores texts.
+    context_tokens: Of a prompt and its answer, at most.
+  """
+
+  run: build.Sampler
+  step: int
+  scorer: scoring.Scorer
+  context_tokens: int
+
+
+def load_to_serve(
+  config: Config,
+  workdir: str | pathlib.Path | None = None,
+  which: str = 'latest',
+  context_tokens: int | None = None,
+) -> Served:
+  """The policy in a checkpoint of a run, or that a config begins with.
+
+  Args:
+    config: See `load`. Of its environment nothing is read: clients ask.
+    workdir: Of the run; None: the policy is that before the first rollout,
+      which is the model in `config.model.path`.
+    which: See `load`.
+    context_tokens: Of a prompt and its answer, at most; None: as much as the
+      run reads and draws, or without a workdir as much as the model was made
+      for, but not more than `_USUAL_CONTEXT`.
+
+  Raises:
+    ValueError: See `load`; or the model is not one of this package.
+  """
+  directory = None
+  if workdir is not None:
+    config, directory = _opened(config, workdir, NOTHING, processes.ALONE)
+  call = 'grpo_jax.sample(workdir, prompts, {})'
+  needed = 'tokenizer', 'model'
+  objects_lib.require(config, NOTHING, needed, 'Serving this run', call)
+  most = build_model.context_tokens(config.model.path)
+  usual = min(most or _USUAL_CONTEXT, _USUAL_CONTEXT)
+  if directory is not None:
+    fields = config.data
+    usual = max(fields.prompt_buckets) + max(fields.completion_buckets)
+    if config.environment.name:
+      usual = build_environment.context_tokens(config)
+  context = usual if context_tokens is None else context_tokens
+  if context < 2 or (
+    most is not None and context > most and not config.model.beyond_context
+  ):
+    up_to = '' if most is None else f', and at most {most}, as it was made for'
+    raise ValueError(f'--context_tokens={context}; give at least 2{up_to}.')
+  run = build.sampler(_to_serve(config, context))
+  if not isinstance(run.engine, engines.LocalEngine):
+    raise ValueError(
+      'A model of your own cannot be served, because its engine draws in '
+      'rounds; serve a model that this package can read.'
+    )
+  run.engine.decode = run.tokenizer.decode  # clients may give stop strings
+  run.engine.context_tokens = context
+  if directory is None:
+    trained = build_model.initial(run.weights, run.model, run.mesh)
+    params, step = lora.join(trained, build.frozen_params(run)), 0
+  else:
+    params, step = _restored(run, directory, which, processes.ALONE)
+  run.engine.load(params, version=step)
+  mesh = run.mesh if run.mesh.size > 1 else None
+  scorer = scoring.Scorer(run.engine.model, params, context, mesh)
+  return Served(run, step, scorer, context)
+
+
+def _to_serve(config: Config, context: int) -> Config:
+  """A config whose engine reads and draws what clients ask for."""
+  widths, width = [], _NARROWEST
+  while width < context:
+    widths.append(width)
+    width *= 2
+  widths.append(context)
+  return dataclasses.replace(
+    config,
+    data=dataclasses.replace(
+      config.data, prompt_buckets=(1,), completion_buckets=tuple(widths)
+    ),
+    sampler=dataclasses.replace(
+      config.sampler, max_tokens=min(config.sampler.max_tokens, context - 1)
+    ),
+    environment=dataclasses.replace(
+      config.environment, name='', others={}, kwargs={}
+    ),
+    warm_up=dataclasses.replace(config.warm_up, steps=0),
   )
 
 

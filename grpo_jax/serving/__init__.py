@@ -4,7 +4,10 @@ Read in this order:
 
 - `wire`: what clients ask, read and checked, and how answers are written;
 - `app`: the routes, over services; it knows nothing of models;
-- `listening`: the app in a thread, on a socket.
+- `listening`: the app in a thread, on a socket;
+- `desk`: a thread that owns an engine, and draws for whoever asks;
+- `reading`: what was drawn, as text, part by part;
+- `answering`: a service over a desk, for `grpo-jax serve`.
 
 It needs `pip install 'grpo_jax[server]'`.
 """

@@ -343,12 +343,13 @@ def hang_up(address, service, fields):
 
 
 @pytest.mark.parametrize('fields', [{}, {'stream': True}])
-def test_who_hangs_up_ends_the_work(running, service, fields):
+def test_who_hangs_up_ends_the_work(running, service, fields, caplog):
   _, server = running
   service.waits = 60
   hang_up(server.address, service, fields)
   assert service.ended.wait(10)  # long before the minute is over
-  assert service.told == []
+  assert request(server.address, '/health')[0] == 200
+  assert service.told == [] and 'ERROR' not in caplog.text
 
 
 @pytest.mark.parametrize('fields', [{}, {'stream': True}])

@@ -162,29 +162,47 @@ class Queue:
     for place in range(len(request.keys)):
       self._waiting.append(Turn(number, place, request, ids))
 
-  def turn(self) -> list[Sampled]:
-    """Seats, reads and draws once; what has finished."""
+  def turn(self, every_tokens: int | None = None) -> list[Sampled]:
+    """Seats, reads and draws once.
+
+    Args:
+      every_tokens: See `Engine.completed`.
+
+    Returns:
+      What has finished, and what goes on, if it was asked for.
+    """
     self._clock += 1
     while self._seat_some():
       self._read()
     over: list[Sampled] = []
     for _, pool in sorted(self._pools.items()):
       if pool.drawn_on:
-        over += self._draw(pool)
+        over += self._draw(pool, every_tokens)
     return over
 
   def forget(self, number: int) -> None:
-    """Nothing will follow a request that has finished."""
+    """Nothing will follow a request; if it has not finished, it is given up."""
+    self._waiting = [one for one in self._waiting if one.number != number]
+    for pool in self._pools.values():
+      for context in pool.drawn_on:
+        assert context.turn is not None
+        if context.turn.number == number:
+          context.turn, context.waits_since = None, self._clock
+          self._leave(context)
     for place in itertools.count():
       if (number, place) not in self._contexts:
         return
       context, _ = self._contexts.pop((number, place))
-      context.users -= 1
-      if not context.users:
-        self._pools[context.width].release(context)
-        context.parked = None
-        if context.prompt is not None:
-          del self._prompts[context.prompt]
+      self._leave(context)
+
+  def _leave(self, context: Context) -> None:
+    """A context has a user less."""
+    context.users -= 1
+    if not context.users:
+      self._pools[context.width].release(context)
+      context.parked = None
+      if context.prompt is not None:
+        del self._prompts[context.prompt]
 
   @staticmethod
   def _length(request: Request) -> int:
@@ -213,17 +231,28 @@ class Queue:
 
   def _seat_some(self) -> bool:
     """Gives rows to calls that wait, as far as they can have them now."""
-    waiting = self._waiting
-    self._waiting = [one for one in waiting if not self._seat(one)]
-    return len(self._waiting) < len(waiting)
+    waiting, left = self._waiting, []
+    for place, turn in enumerate(waiting):
+      choices = self._choices_of(turn)
+      if choices != self._choices and self._draws:
+        # One program draws all rows. Those behind it wait too, or it would wait
+        # for as long as others come.
+        left += waiting[place:]
+        break
+      if self._seat(turn):
+        self._choices = choices
+      else:
+        left.append(turn)
+    self._waiting = left
+    return len(left) < len(waiting)
+
+  def _choices_of(self, turn: Turn) -> next_token.Choices:
+    return next_token.choices_of(
+      [turn.request.sampling], self._model.config.vocab_size
+    )
 
   def _seat(self, turn: Turn) -> bool:
     """Gives a row to a call; False if it has to wait."""
-    choices = next_token.choices_of(
-      [turn.request.sampling], self._model.config.vocab_size
-    )
-    if choices != self._choices and self._draws:
-      return False  # one program draws all rows
     source, shared = self._source(turn)
     if source is not None and source.read < shared:
       return False  # it is read just now
@@ -250,7 +279,6 @@ class Queue:
         if cache is None:
           cache = self._pools[source.width].copy(source)
       pool.seat(context, row, cache)
-    self._choices = choices
     context.ids, context.read, context.turn = turn.ids, shared, turn
     context.users += 1
     turn.read = len(turn.ids) - shared
@@ -356,8 +384,8 @@ class Queue:
     ended = np.array([one is None for one in drawn])
     return contexts.Turns(last, place, age, ended, words, numbers)
 
-  def _draw(self, pool: Pool) -> list[Sampled]:
-    """Draws some tokens in the rows of a pool; what has finished."""
+  def _draw(self, pool: Pool, every_tokens: int | None) -> list[Sampled]:
+    """Draws some tokens in the rows of a pool; see `turn`."""
     assert self._choices is not None
     turns, going = self._turns(pool), len(pool.drawn_on)
     # Rows that have ended wait for the others, so not for long.
@@ -367,7 +395,7 @@ class Queue:
       self._params,
       pool.cache,
       self._on_devices(turns),
-      np.int32(contexts.STEPS),
+      np.int32(min(every_tokens or contexts.STEPS, contexts.STEPS)),
       np.int32(floor),
     )
     drawn, age, ended = host_arrays.to_host((drawn, after.age, after.ended))
@@ -379,26 +407,31 @@ class Queue:
       own = operator.itemgetter((row, slice(new[row])))
       turn.drawn.append(jax.tree.map(own, drawn))
       turn.age = int(age[row])
-      if (one := self._finished(turn, bool(ended[row]))) is not None:
-        over.append(one)
+      goes_on = not ended[row]
+      if (
+        goes_on and not every_tokens and not turn.request.sampling.stop_strings
+      ):
+        continue
+      one = self._sampled(turn, goes_on)
+      if one.finish != GOING:
         self._keep(context, turn, one)
+      if one.finish != GOING or every_tokens:
+        over.append(one)
     return over
 
-  def _finished(self, turn: Turn, ended: bool) -> Sampled | None:
-    """A call that has ended, or has come to a stop string; else None."""
-    if not ended and not turn.request.sampling.stop_strings:
-      return None
+  def _sampled(self, turn: Turn, goes_on: bool) -> Sampled:
+    """What was drawn of a call; it may have come to a stop string."""
     whole = jax.tree.map(lambda *x: np.concatenate(x), *turn.drawn)
-    one = arrays.sampled(
+    turn.drawn = [whole]  # so that the next time joins little
+    return arrays.sampled(
       (turn.number, turn.request, turn.place),
       whole,
       self._version,
       self._decode,
-      goes_on=not ended,
+      goes_on=goes_on,
       read=turn.read,
       parked=turn.parked,
     )
-    return None if one.finish == GOING else one
 
   def _keep(self, context: Context, turn: Turn, one: Sampled) -> None:
     """Notes what others may go on from."""

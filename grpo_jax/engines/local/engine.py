@@ -140,7 +140,7 @@ class LocalEngine:
         yield []
         yield from rounds
         while self._queue is not None and self._queue.live:
-          yield self._queue.turn()
+          yield self._queue.turn(every_tokens)
       finally:
         rounds.close()
         if self._queue is not None and self._queue.live:

@@ -329,3 +329,103 @@ def test_a_width_that_is_needed_later_changes_nothing_that_is_drawn():
   for late in range(3):
     order = lambda ready, late=late: [n for n in ready if n != late] or ready
     assert bits(draw(engine(), order, tree=tree)[1]) == expected
+
+
+def test_what_goes_on_is_reported_too(reference):
+  made, asked, *_ = reference
+  endless = engines.Sampling()
+  one = asked[8]._replace(follows=None, sampling=endless)
+  whole = {}
+  for every in (None, 1, 3, 100):
+    number, turns = made.submit(one), []
+    for turn in made.completed(every):
+      turns += turn
+    *going, last = turns
+    made.forget(number)
+    assert last.finish != engines.GOING
+    assert {report.finish for report in going} <= {engines.GOING}
+    for report in going:  # each holds all that was drawn so far
+      for name in ('ids', 'logp', 'entropy'):
+        so_far = getattr(report, name)
+        np.testing.assert_array_equal(
+          so_far, getattr(last, name)[: len(so_far)]
+        )
+    counts = [0, *(len(report.ids) for report in turns)]
+    steps = np.diff(counts)
+    assert len(last.ids) == 30 and (steps > 0).all()
+    if every is None:
+      assert not going
+    else:
+      assert steps.max() <= min(every, contexts.STEPS)
+    whole[every] = bits([last])
+  assert len({str(x) for x in whole.values()}) == 1
+
+
+def test_a_stop_string_is_no_report(reference):
+  _, asked, found, _ = reference
+  made = engine(decode=lambda ids: ' '.join(map(str, ids)))
+  stop = ' '.join(map(str, found[8].ids[4:6]))
+  sampling = engines.Sampling(SAMPLING.eos_ids, stop_strings=(stop,))
+  made.submit(asked[8]._replace(follows=None, sampling=sampling))
+  *going, last = itertools.chain.from_iterable(made.completed(1))
+  assert [len(one.ids) for one in going] == [1, 2, 3, 4, 5]
+  assert last.finish == engines.STOPPED and len(last.ids) == 6
+
+
+@pytest.mark.parametrize('turns', [0, 1, 3])
+def test_what_is_given_up_leaves_nothing_and_changes_nothing(reference, turns):
+  made, asked, found, expected = reference
+  others = [made.submit(asked[n]._replace(follows=None)) for n in (0, 7)]
+  gone = made.submit(asked[8]._replace(follows=None))
+  drawn = made.completed(1)
+  seen = list(itertools.chain.from_iterable(itertools.islice(drawn, turns)))
+  made.forget(gone)
+  rest = list(itertools.chain.from_iterable(drawn))
+  assert gone not in {one.request for one in rest}
+  over = {x.request: x for x in (*seen, *rest) if x.finish != engines.GOING}
+  assert bits([over[n] for n in others]) == [expected[0], expected[7]]
+  queue = made._queue
+  for number in others:
+    made.forget(number)
+  assert made._queue is None and not queue._prompts
+  assert not any(any(pool.contexts) for pool in queue._pools.values())
+
+
+def test_a_context_lives_on_without_a_turn_that_is_given_up(reference):
+  made, asked, _, expected = reference
+  first = made.submit(asked[0])
+  assert [one.finish for (one,) in filter(None, made.completed())]
+  gone = made.submit(asked[1]._replace(follows=(first, 0)))
+  drawn = made.completed(1)
+  next(drawn), next(drawn)
+  made.forget(gone)
+  assert not [*drawn]
+  again = made.submit(asked[1]._replace(follows=(first, 0)))
+  ((one,),) = filter(None, made.completed())
+  assert bits([one]) == [expected[1]]
+  for number in (first, again):
+    made.forget(number)
+  assert made._queue is None
+
+
+def test_calls_of_another_kind_wait_no_longer_than_for_what_is_drawn():
+  made = engine(max_rows=4)
+  filtered = engines.Sampling(SAMPLING.eos_ids, top_k=2)
+
+  def submit(number, sampling=SAMPLING, limit=24):
+    key = np.array([[17, number]], np.uint32)
+    return made.submit(
+      engines.Request([5, 6, number], key, limit, sampling, calls=4)
+    )
+
+  order, number = [], 0
+  numbers = {submit(0): 'usual'}
+  drawn = made.completed(1)
+  next(drawn)
+  numbers[submit(1, filtered, 2)] = 'filtered'
+  for turn in drawn:
+    number += 1
+    if number < 30:  # others come all the time
+      numbers[submit(number + 1, limit=4)] = 'usual'
+    order += [numbers[x.request] for x in turn if x.finish != engines.GOING]
+  assert order.index('filtered') == 1 and len(order) == len(numbers)
