@@ -18,13 +18,14 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 _RUN = {
   'config', 'data', 'diagnostics', 'engines', 'environments', 'episodes',
   'hosts', 'learner', 'losses', 'mesh', 'models', 'monitor', 'optim', 'rewards',
-  'rollouts',
+  'rollouts', 'serving',
 }  # fmt: skip
 ALLOWED = {
   '__main__': {'commands'},
   '__init__': set(),  # it imports what is asked for, by its name
   'commands': {
     'config', 'data', 'environments', 'hosts', 'lab', 'planning', 'run',
+    'serving',
   },
   'lab': {
     'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',
@@ -32,6 +33,7 @@ ALLOWED = {
   },
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,
+  'serving': {'config', 'data', 'engines', 'environments'},
   'learner': {'episodes', 'losses', 'mesh', 'models', 'optim'},
   'rollouts': {'config', 'data', 'episodes', 'mesh'},
   'episodes': {
@@ -68,6 +70,7 @@ ONLY = {
       'rewards',
       'hosts',
       'rollouts',
+      'serving',
     )
   },
 }
@@ -92,7 +95,9 @@ HEAVY = {
   'mcp': set(),
   'pyspiel': set(),
   'referencing': set(),
+  'starlette': set(),
   'textarena': set(),
+  'uvicorn': set(),
   'orbax': set(),
   'pyarrow': set(),
   'array_record': set(),
@@ -239,6 +244,7 @@ HEAVIER = (
       {
         'data': {'data', 'config'},
         'environments.forms': {'environments', 'config'},
+        'serving.app': {'serving', 'environments'},
         'rewards': {'rewards', 'config'},
         'monitor': {'monitor', 'config'},
       },
