@@ -1,8 +1,8 @@
 """python -m tests.clients.recorded FOLDER [--write]
 
 Runs the agent of each package against `stub`, and prints what it sends. With
---write, the bodies of tests/serving/bodies are written anew. FOLDER has the
-virtual environments that `venvs` makes.
+--write, the bodies of tests/serving/bodies are written anew: the last that each
+sends. FOLDER has the virtual environments that `venvs` makes.
 """
 
 import collections
@@ -118,9 +118,9 @@ def main(arguments: list[str]) -> None:
       print(f'  {key}: {value}')
     if '--write' in arguments:
       BODIES.mkdir(exist_ok=True)
-      for number, one in enumerate(served.asked):
-        text = json.dumps(one.fields, ensure_ascii=False, indent=1)
-        (BODIES / f'{name}_{number}.json').write_text(text + '\n')
+      last = served.asked[-1].fields  # which has all the others
+      text = json.dumps(last, ensure_ascii=False, indent=1)
+      (BODIES / f'{name}.json').write_text(text + '\n')
 
 
 if __name__ == '__main__':

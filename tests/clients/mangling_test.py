@@ -1,0 +1,333 @@
+"""Chats that clients mangle at random, and what is trained of them.
+
+Whatever a client does to its history, each token that was drawn lies in one
+place, behind the ids that the engine has read before it.
+"""
+
+import asyncio
+import collections
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+
+from grpo_jax import engines
+from grpo_jax.environments import sessions
+from grpo_jax.environments import tools
+from grpo_jax.environments.base import Ended
+from grpo_jax.episodes import play as play_lib
+from grpo_jax.serving import wire
+from tests import trees
+from tests.clients import mangling
+from tests.clients import task
+from tests.data import continuation_test
+from tests.data import trap_templates
+from tests.episodes import drawn_episodes_test as drawn_episodes
+from tests.episodes import play_test
+from tests.fake_engine import FakeEngine
+
+TOOLS = [tools.schema(task.calculator)]
+WIDE = play_lib.Limits(
+  turns=40, turn_tokens=300, episode_tokens=9000, context_tokens=60_000
+)
+TIGHT = play_lib.Limits(
+  turns=7, turn_tokens=90, episode_tokens=330, context_tokens=1200
+)
+CALL = '<tool_call>\n%s\n</tool_call>'
+CALLS = (
+  '{"name": "calculator", "arguments": {"expression":  "1 + 2"}}',
+  '{"name": "calculator", "arguments": {"b": 1, "expression": "é", "a": []}}',
+  '{"name": "calculator", "arguments": "1 + 2"}',
+  '{"name": "calculator", "arguments": {"expression": NaN}}',
+  '{"name": "other", "arguments": {}}',
+  '{"name": "calculator"}',
+  '{"arguments": {"expression": "1"}}',
+  '{"name": "calculator", ',
+  '7',
+)
+
+
+def tokenizer(trap):
+  return continuation_test._tokenizer(trap_templates.ALL[trap].source)
+
+
+WITH_TOOLS = tokenizer('tools_in_system')
+
+
+class Told(FakeEngine):
+  """Says by its log-probabilities which token of which request each is."""
+
+  def sampled(self, number, g):
+    found = super().sampled(number, g)
+    logp = -(1 + number + np.arange(len(found.ids)) / 1024)
+    return found._replace(logp=logp.astype(np.float32))
+
+
+def saying(words):
+  """Thinks, says, calls, spaces: whatever the key of a request draws."""
+
+  def answer(request, number):
+    drawn = random.Random(np.asarray(request.keys)[number].tobytes())
+    text = drawn.choice(['', f' {drawn.randrange(99)} is it. \n', 'Hm.'])
+    if drawn.random() < 0.4:
+      text = f'<think>\nWell {drawn.randrange(9)}</think>\n{text}'
+    if drawn.random() < 0.6:
+      some = drawn.choices(CALLS, (6, 4, 1, 1, 1, 1, 1, 1, 1), k=2)
+      calls = [CALL % one for one in some[: drawn.randint(1, 2)]]
+      text += '\n'.join(calls)
+    return [*words.encode(text), words.eos_ids[0]]
+
+  return answer
+
+
+def played(environment, trap='tools_in_system', limits=WIDE, told=None, **more):
+  """An engine, a prompt, and an episode.
+
+  Args:
+    environment: Function `(policy, example)`.
+    trap: Of `trap_templates.ALL`.
+    limits: Of the episode.
+    told: Capabilities of the engine.
+    **more: See `play.play`.
+  """
+  words = tokenizer(trap)
+  told = told or engines.Capabilities(entropy=True, queues=True)
+  engine = Told(saying(words), told)
+  engine.load(None, 3)
+  options = sessions.Options(where='here')
+  with sessions.Player({'': environment}, options) as player:
+    (prompt,), ((one,),) = play_lib.play(
+      play_test.RECORDS[:1],
+      [0],
+      engine,
+      words,
+      player,
+      play_test.HERMES,
+      engines.Sampling(eos_ids=words.eos_ids),
+      limits,
+      1,
+      seed=1,
+      rollout=4,
+      **more,
+    )
+  return engine, prompt, one
+
+
+async def ask(policy, messages):
+  """The answer of a policy to what a client sends, as it reads it."""
+  body = {'model': 'policy', 'messages': messages, 'tools': TOOLS}
+  request = wire.chat(json.dumps(body).encode(), True)
+  reply = await policy.chat(request.messages, request.tools)
+  finish = 'tool_calls' if reply.calls else 'stop'
+  answer = wire.Answer(reply.text, reply.reasoning, reply.calls, finish)
+  said = json.loads(json.dumps(wire.chat_json(answer, 1)))
+  return reply, said['choices'][0]['message']
+
+
+def results(message, drawn):
+  """What an agent says to an answer: results, or the user's next words."""
+  calls = message.get('tool_calls') or ()
+  if not calls:
+    return [{'role': 'user', 'content': f'And {drawn.randrange(99)}?'}]
+  return [
+    {
+      'role': 'tool',
+      'tool_call_id': call['id'],
+      'content': f'{drawn.randrange(999)}',
+    }
+    for call in calls
+  ]
+
+
+async def converse(policy, seed, ways, most=3, requests=12):
+  """A client that mangles, forks, repeats itself and leaves out.
+
+  Returns:
+    The replies that it has left out.
+  """
+  drawn = random.Random(seed)
+  asked = {'role': 'user', 'content': 'How many pens?'}
+  system = {'role': 'system', 'content': 'Use the calculator.'}
+  histories, left = [[system, asked]], []
+  for _ in range(requests):
+    history = histories[-1]
+    if drawn.random() < 0.25:  # an older one goes on, or the same once more
+      history = drawn.choice(histories)
+    at_once = drawn.choice([1, 1, 1, 2, 3]) if ways is not KIND else 1
+    sent = [mangling.mangled(history, drawn, ways, most)] * at_once
+    if drawn.random() < 0.5:
+      sent = [mangling.mangled(history, drawn, ways, most) for _ in sent]
+    try:
+      answers = await asyncio.gather(*(ask(policy, one) for one in sent))
+    except Ended:
+      break
+    for chat, (reply, message) in zip(sent, answers):
+      histories.append([*chat, message, *results(message, drawn)])
+      if drawn.random() < 0.1:
+        policy.leave_out(reply.turn)
+        left.append(reply)
+  return left
+
+
+KIND = mangling.KINDLY
+
+
+def check(engine, prompt, one, left=(), is_cut=False):
+  """What must hold of each episode.
+
+  Args:
+    engine: That has drawn it, a `Told`.
+    prompt: The ids that it begins with.
+    one: The episode, as it was played.
+    left: How many turns of it were left out.
+    is_cut: Whether a limit may have ended it, so that what was drawn at the end
+      has reached nobody.
+  """
+  assert one.failure == ''
+  episode = one.episode
+  previous = episode.previous
+  if previous is None:
+    previous = np.arange(-1, len(episode.ids) - 1)
+  assert (previous < np.arange(len(previous))).all()
+  places = np.flatnonzero(episode.chosen)
+  assert not episode.logp[~episode.chosen].any()
+  # By its log-probability each chosen token tells which one it is.
+  said = -episode.logp[places].astype(np.float64) - 1
+  number = np.floor(said).astype(int)
+  offset = np.round((said - number) * 1024).astype(int)
+  assert len({*zip(number, offset)}) == len(places)  # each in one place
+  trained = collections.defaultdict(list)
+  for request, within, place in zip(number, offset, places):
+    trained[request].append((within, place))
+  for request, some in trained.items():
+    asked = engine.requests[request]
+    ids = [int(x) for x in engine.sampled(request, 0).ids]
+    some = [place for _, place in sorted(some)]
+    assert [int(episode.ids[place]) for place in some] == ids  # and whole
+    way = trees.path(previous, some[-1])
+    assert way[-len(ids) :] == some  # one behind the other
+    read = [*prompt, *episode.ids[way[: -len(ids)]].tolist()]
+    assert read == [int(x) for x in asked.ids]  # behind what it has read
+  lost = len(engine.requests) - len(trained) - len(left)
+  assert lost >= 0 if is_cut else lost == 0
+  return len(trained)
+
+
+@pytest.fixture(params=[True, False], ids=['at once', 'rounds'])
+def told(request):
+  return engines.Capabilities(entropy=True, queues=request.param)
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_no_way_changes_what_it_is_given(seed):
+  drawn = random.Random(seed)
+  call = {
+    'id': 'call_0_0',
+    'type': 'function',
+    'function': {'name': 'calculator', 'arguments': '{"expression":  "1"}'},
+  }
+  chat = [
+    {'role': 'system', 'content': 'a'},
+    {'role': 'user', 'content': 'b'},
+    {
+      'role': 'assistant', 'content': ' c ', 'reasoning_content': 'd',
+      'tool_calls': [call, {**call, 'id': 'call_0_1'}],
+    },
+    {'role': 'tool', 'tool_call_id': 'call_0_0', 'content': '2'},
+    {'role': 'tool', 'tool_call_id': 'call_0_1', 'content': '3'},
+    {'role': 'assistant', 'content': 'e'},
+    {'role': 'user', 'content': 'f'},
+  ]  # fmt: skip
+  before = copy.deepcopy(chat)
+  keys = wire_keys(before)
+  for way in (*mangling.KINDLY, *mangling.EDITS):
+    found = way(chat, drawn)
+    assert chat == before
+    assert wire_keys(found) == keys or way not in mangling.KINDLY
+    assert found[-1]['role'] != 'assistant'
+  again = [
+    mangling.mangled(chat, random.Random(seed), most=9) for _ in range(2)
+  ]
+  assert again[0] == again[1] and chat == before
+  # Each way but one that may draw what there is does something.
+  for way in (*mangling.KINDLY, *mangling.EDITS):
+    assert any(way(chat, random.Random(k)) != chat for k in range(9)), way
+
+
+def wire_keys(messages):
+  """By what the messages of a request are known."""
+  from grpo_jax.environments import chats
+
+  body = json.dumps({'model': 'policy', 'messages': messages}).encode()
+  return [chats.key(one) for one in wire.chat(body, True).messages]
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_a_client_that_spells_otherwise_changes_nothing(seed, told):
+  """Ids, log-probabilities and messages are those of a client that does not."""
+
+  def environment(ways):
+    async def episode(policy, example):
+      del example
+      drawn, mangles = random.Random(seed), random.Random(seed)
+      history, new = [], [{'role': 'user', 'content': 'How many?'}]
+      for _ in range(8):
+        known = mangling.mangled(history, mangles, ways, len(ways))
+        _, message = await ask(policy, [*known, *new])
+        history = [*known, *new, message]
+        new = results(message, drawn)
+
+    return episode
+
+  (engine, prompt, one), (other, others, two) = (
+    played(environment(ways), told=told) for ways in ((), KIND)
+  )
+  assert prompt == others and len(engine.requests) == 8
+  for a, b in zip(engine.requests, other.requests, strict=True):
+    assert [*a.ids] == [*b.ids] and a.follows == b.follows
+  for name in ('ids', 'chosen', 'logp', 'turn'):
+    x, y = getattr(one.episode, name), getattr(two.episode, name)
+    np.testing.assert_array_equal(x, y)
+  assert one.episode.previous is two.episode.previous is None
+  assert one.account.messages == two.account.messages
+  assert check(other, prompt, two) == 8
+
+
+@pytest.mark.parametrize('renders', [False, True])
+@pytest.mark.parametrize('trap', ['tools_in_system', 'merges_results'])
+@pytest.mark.parametrize('seed', range(8))
+def test_every_token_lies_in_one_place_behind_what_was_read(
+  seed, trap, renders, told
+):
+  left = []
+
+  async def episode(policy, example):
+    del example
+    left.extend(
+      await converse(policy, seed, (*mangling.KINDLY, *mangling.EDITS))
+    )
+
+  engine, prompt, one = played(episode, trap, told=told, renders=renders)
+  assert one.account.ended == 'done'
+  trained = check(engine, prompt, one, left)
+  assert trained + len(left) == len(engine.requests) >= 12
+  assert one.account.turns == len(engine.requests)
+  # They are those of the replies that were not left out.
+  spoken = [x for x in one.account.messages if x['by'] == 'policy']
+  assert {x['turn'] for x in spoken} == {*range(len(spoken))}
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_limits_cut_a_mangled_episode_and_nothing_is_trained_twice(seed, told):
+  left = []
+
+  async def episode(policy, example):
+    del example
+    left.extend(await converse(policy, seed, mangling.EDITS, 1, 20))
+
+  engine, prompt, one = played(episode, limits=TIGHT, told=told)
+  if 'left out all' in one.failure:
+    pytest.fail('choose another seed')
+  check(engine, prompt, one, left, is_cut=True)
