@@ -9,7 +9,7 @@ first turn. The numbers are those of `losses.center_to_go_by_group`.
 
 import pathlib
 import sys
-from typing import Any
+import textwrap
 from typing import NamedTuple
 from xml.sax import saxutils
 
@@ -24,9 +24,11 @@ from grpo_jax.rollouts import turn_fields  # noqa: E402
 from tests.episodes import made_episodes as made  # noqa: E402
 
 PICTURE = pathlib.Path(__file__).resolve().parent / 'episode_tree.svg'
-INK, READ, SAMPLED, LINE = '#24292f', '#eaeef2', '#b6e3e6', '#57606a'
-WIDTH, HEIGHT, GAP = 190, 104, 30  # of a box, and between boxes
-SIZE = 15  # of letters
+INK, LINE = '#24292f', '#57606a'
+READ, SAMPLED = ('#eaeef2', LINE, 1), ('#b6e3e6', '#0a6c74', 3)  # and outline
+WIDTH, GAP, MARGIN = 176, 24, 10  # of a box, between boxes, around all
+SIZE, STEP = 15, 24  # of letters, and from line to line
+FITS = 20  # letters in a line of a box, in the widest of usual fonts
 
 
 class Box(NamedTuple):
@@ -36,7 +38,7 @@ class Box(NamedTuple):
     row: How many messages come before it.
     column: Of its context.
     parent: The box before it; None for the first.
-    lines: What is written in it.
+    lines: What is written in it, each short enough to fit.
     is_sampled: Whether the policy wrote it.
   """
 
@@ -84,13 +86,14 @@ def boxes() -> list[Box]:
       last[path] = turns[path[:-2]][path[-2] - 1]
       turns[path] = []
     parent, is_sampled = last.get(path), message['by'] == 'policy'
-    lines: tuple[str, ...] = (message['content'],)
+    lines = tuple(textwrap.wrap(message['content'], FITS))
     if is_sampled:
       n = message['turn']
       lines = (
         f'“{message["content"]}” (turn {n})',
         f'reward {_number(rewards[n])}',
         f'return to go {_number(to_go[n])}',
+        f'group’s mean {_number(to_go[n] - credit[n])}',
         f'credit {_number(credit[n])}',
       )
       turns[path].append(len(found))
@@ -101,79 +104,85 @@ def boxes() -> list[Box]:
   return found
 
 
-def _number(value: float) -> str:
-  return f'{value:.3g}'.replace('-', '\N{MINUS SIGN}')
+def _number(value: np.ndarray) -> str:
+  return f'{value.item():.3g}'.replace('-', '\N{MINUS SIGN}')
 
 
 def draw() -> str:
   """The picture, as SVG."""
   found = boxes()
-  width = (max(one.column for one in found) + 1) * (WIDTH + GAP) - GAP + 20
-  height = (max(one.row for one in found) + 1) * (HEIGHT + GAP) + 50
+  tops = _tops(found)
+  columns = 1 + max(one.column for one in found)
+  width = columns * (WIDTH + GAP) - GAP + 2 * MARGIN
+  height = tops[-1] + 2 * STEP + MARGIN
   parts = [
     f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
     f'font-family="sans-serif" font-size="{SIZE}" fill="{INK}">',
     f'<rect width="{width}" height="{height}" fill="white"/>',
   ]
-  parts += [_edge(found, one) for one in found if one.parent is not None]
-  parts += [_box(one) for one in found]
+  parts += [_edge(found, one, tops) for one in found if one.parent is not None]
+  parts += [_box(one, tops) for one in found]
   legend = (
-    (READ, 'written by the environment: only read'),
+    (READ, 'from the environment: only read'),
     (SAMPLED, 'sampled by the policy: learned from once'),
   )
-  for n, (color, text) in enumerate(legend):
-    x, y = 10, height - 60 + 28 * n
+  for n, (colors, text) in enumerate(legend):
+    x, y = MARGIN + 2, tops[-1] + STEP * n
     parts.append(
-      f'<rect x="{x}" y="{y}" width="18" height="18" fill="{color}" '
-      f'stroke="{LINE}"/><text x="{x + 26}" y="{y + 14}">{text}</text>'
+      f'{_rectangle(x, y, 16, 16, colors)}'
+      f'<text x="{x + STEP}" y="{y + 13}">{text}</text>'
     )
   return '\n'.join([*parts, '</svg>', ''])
 
 
-def _place(one: Box) -> tuple[int, int]:
-  return 10 + one.column * (WIDTH + GAP), 10 + one.row * (HEIGHT + GAP)
+def _tops(found: list[Box]) -> list[int]:
+  """Where each row begins, and last where the legend does."""
+  tops = [MARGIN]
+  for row in range(1 + max(one.row for one in found)):
+    tallest = max(_height(one) for one in found if one.row == row)
+    tops.append(tops[-1] + tallest + GAP)
+  return tops
 
 
-def _edge(found: list[Box], one: Box) -> str:
+def _height(one: Box) -> int:
+  return len(one.lines) * STEP + 12
+
+
+def _left(one: Box) -> int:
+  return MARGIN + one.column * (WIDTH + GAP)
+
+
+def _edge(found: list[Box], one: Box, tops: list[int]) -> str:
   """A line from the box before."""
   assert one.parent is not None
-  (x, y), (to_x, to_y) = _place(found[one.parent]), _place(one)
-  x, to_x, y = x + WIDTH // 2, to_x + WIDTH // 2, y + HEIGHT
-  middle = (y + to_y) // 2
+  before = found[one.parent]
+  x, to_x = _left(before) + WIDTH // 2, _left(one) + WIDTH // 2
+  y, to_y = tops[before.row] + _height(before), tops[one.row]
   return (
-    f'<path d="M{x} {y} V{middle} H{to_x} V{to_y}" fill="none" '
+    f'<path d="M{x} {y} V{to_y - GAP // 2} H{to_x} V{to_y}" fill="none" '
     f'stroke="{LINE}" stroke-width="2"/>'
   )
 
 
-def _box(one: Box) -> str:
-  x, y = _place(one)
-  color = SAMPLED if one.is_sampled else READ
-  top = y + HEIGHT // 2 + 5 - 12 * (len(lines := _lines(one.lines)) - 1)
+def _box(one: Box, tops: list[int]) -> str:
+  x, y = _left(one), tops[one.row]
   texts = ''.join(
-    f'<text x="{x + WIDTH // 2}" y="{top + 24 * n}" text-anchor="middle">'
+    f'<text x="{x + WIDTH // 2}" y="{y + 23 + STEP * n}" text-anchor="middle">'
     f'{saxutils.escape(line)}</text>'
-    for n, line in enumerate(lines)
+    for n, line in enumerate(one.lines)
   )
+  colors = SAMPLED if one.is_sampled else READ
+  return _rectangle(x, y, WIDTH, _height(one), colors) + texts
+
+
+def _rectangle(
+  x: int, y: int, width: int, height: int, colors: tuple[str, str, int]
+) -> str:
+  fill, outline, thick = colors
   return (
-    f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" '
-    f'fill="{color}" stroke="{LINE}"/>{texts}'
+    f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" '
+    f'fill="{fill}" stroke="{outline}" stroke-width="{thick}"/>'
   )
-
-
-def _lines(texts: tuple[str, ...]) -> list[str]:
-  """Texts in lines that fit into a box."""
-  found: list[Any] = []
-  for text in texts:
-    line = ''
-    for word in text.split():
-      if line and len(line) + len(word) > 22:
-        found.append(line)
-        line = word
-      else:
-        line = f'{line} {word}'.strip()
-    found.append(line)
-  return found
 
 
 if __name__ == '__main__':

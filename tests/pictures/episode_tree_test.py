@@ -21,6 +21,10 @@ def test_each_message_stands_once_and_credit_is_that_of_the_group():
   assert rewards == pytest.approx([-0.25, 0, 0.1])
   # What the branch was rewarded with may be the merit of the turn before it.
   assert to_go == pytest.approx([0.85, 1.1, 1.1])
-  assert credit[:2] == pytest.approx((to_go - baseline)[:2])
-  texts = ' '.join(text for one in found for text in one.lines)
-  assert f'credit {credit[0]:.3g}' in texts
+  assert credit == pytest.approx(to_go - baseline)
+  written = [one.lines[1:] for one in found if one.is_sampled]
+  assert written == [
+    ('reward −0.25', 'return to go 0.85', 'group’s mean 0.283', 'credit 0.567'),
+    ('reward 0', 'return to go 1.1', 'group’s mean 0.117', 'credit 0.983'),
+    ('reward 0.1', 'return to go 1.1', 'group’s mean 0.2', 'credit 0.9'),
+  ]

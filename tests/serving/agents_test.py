@@ -407,6 +407,9 @@ class TestCommands:
       'episode_secs': 1.5
     })  # fmt: skip
     assert mark.exists() and one.failure
+    until = time.monotonic() + 5
+    while _running(str(mark)) and time.monotonic() < until:
+      time.sleep(0.01)  # it was killed, and is about to go
     assert not _running(str(mark))
 
 
