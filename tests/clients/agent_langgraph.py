@@ -9,7 +9,9 @@ import task
 
 def play(example):
   """Lets the package's graph play."""
-  agent = create_react_agent(ChatOpenAI(model='policy'), [tool(task.calculator)])
+  agent = create_react_agent(
+    ChatOpenAI(model='policy'), [tool(task.calculator)]
+  )
   return agent.invoke({'messages': task.messages(example)})['messages'][-1].text
 
 

@@ -10,9 +10,7 @@ PARTS = {'system': told.SystemPromptPart, 'user': told.UserPromptPart}
 
 def play(example):
   """Lets the package's agent play."""
-  agent = pydantic_ai.Agent(
-    OpenAIChatModel('policy'), tools=[task.calculator]
-  )
+  agent = pydantic_ai.Agent(OpenAIChatModel('policy'), tools=[task.calculator])
   *before, last = task.messages(example)
   history = [
     told.ModelRequest([PARTS[one['role']](one['content'])])

@@ -39,14 +39,14 @@ def respell_arguments(
   messages: Messages, random: random_lib.Random
 ) -> Messages:
   """They read the JSON, and write it by their own serializer."""
-  return _each_call(messages, lambda text: _respelled(text, random))
+  return _each_call(messages, lambda said: _respelled(said, random))
 
 
-def _respelled(text: str, random: random_lib.Random) -> str:
+def _respelled(said: str, random: random_lib.Random) -> str:
   try:
-    found = json.loads(text)
+    found = json.loads(said)
   except ValueError:
-    return text
+    return said
   if isinstance(found, dict):
     found = dict(random.sample([*found.items()], len(found)))
   return json.dumps(
@@ -60,7 +60,7 @@ def _respelled(text: str, random: random_lib.Random) -> str:
 def strip_texts(messages: Messages, random: random_lib.Random) -> Messages:
   """White space around texts goes, or there is more of it."""
   return _each_text(
-    messages, lambda text: random.choice(['', ' ', '\n\n']) + text.strip()
+    messages, lambda said: random.choice(['', ' ', '\n\n']) + said.strip()
   )
 
 
@@ -124,7 +124,7 @@ def change_arguments(messages: Messages, random: random_lib.Random) -> Messages:
   """Somebody corrects what the model has called."""
   return _each_call(
     messages,
-    lambda text: json.dumps({'expression': str(random.randrange(99))}),
+    lambda said: json.dumps({'expression': str(random.randrange(99))}),
   )
 
 
@@ -154,8 +154,8 @@ def write_calls_as_texts(
     if one['role'] == 'tool':
       one = {'role': 'user', 'content': f'Observation:\n{one["content"]}'}
     elif calls := one.get('tool_calls'):
-      text = f'{_text(one)}\nCalling tools:\n{json.dumps(calls)}'
-      one = {'role': 'assistant', 'content': text.strip()}
+      said = f'{text(one)}\nCalling tools:\n{json.dumps(calls)}'
+      one = {'role': 'assistant', 'content': said.strip()}
     found.append(one)
   return found
 
@@ -231,8 +231,8 @@ def mangled(
   return copy.deepcopy(found)
 
 
-def _text(message: Message) -> str:
-  """The text of a message, whose content may be parts."""
+def text(message: Message) -> str:
+  """The text of a message, whose content may be a list of parts."""
   content = message.get('content') or ''
   if isinstance(content, str):
     return content
@@ -241,7 +241,7 @@ def _text(message: Message) -> str:
 
 def _each_text(messages: Messages, change: Callable[[str], str]) -> Messages:
   return [
-    {**one, 'content': change(_text(one))} if _text(one) else one
+    {**one, 'content': change(text(one))} if text(one) else one
     for one in messages
   ]
 
