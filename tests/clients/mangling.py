@@ -110,6 +110,16 @@ def change_result(messages: Messages, random: random_lib.Random) -> Messages:
   )
 
 
+def change_question(messages: Messages, random: random_lib.Random) -> Messages:
+  """What was asked is put in other words."""
+  return _one(
+    messages,
+    random,
+    ('user', 'system'),
+    lambda one: [{**one, 'content': f'Well, {random.randrange(99)}?'}],
+  )
+
+
 def change_answer(messages: Messages, random: random_lib.Random) -> Messages:
   """Somebody corrects what the model has said."""
   return _one(
@@ -205,7 +215,7 @@ KINDLY: tuple[Mangling, ...] = (
 """What changes nothing of what a policy has read and said."""
 
 EDITS: tuple[Mangling, ...] = (
-  reorder_results, change_result, change_answer, change_arguments, change_ids,
+  reorder_results, change_result, change_question, change_answer, change_arguments, change_ids,
   write_calls_as_texts, delete_turn, rewrite_system, duplicate, compact,
 )  # fmt: skip
 """What makes another chat of it, or may."""
