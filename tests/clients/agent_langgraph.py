@@ -1,10 +1,14 @@
 """An agent on langgraph, with langchain-openai as its client."""
 
+import os
+
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 import task
+
+os.environ['LANGSMITH_TRACING'] = 'false'
 
 
 def play(example):

@@ -4,6 +4,7 @@ import agents
 import task
 
 agents.set_default_openai_api('chat_completions')
+agents.set_tracing_disabled(True)
 
 
 def play(example):

@@ -215,8 +215,9 @@ KINDLY: tuple[Mangling, ...] = (
 """What changes nothing of what a policy has read and said."""
 
 EDITS: tuple[Mangling, ...] = (
-  reorder_results, change_result, change_question, change_answer, change_arguments, change_ids,
-  write_calls_as_texts, delete_turn, rewrite_system, duplicate, compact,
+  reorder_results, change_result, change_question, change_answer,
+  change_arguments, change_ids, write_calls_as_texts, delete_turn,
+  rewrite_system, duplicate, compact,
 )  # fmt: skip
 """What makes another chat of it, or may."""
 

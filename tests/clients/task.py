@@ -6,25 +6,14 @@ of this package here needs the standard library alone.
 
 from collections.abc import Callable
 import json
-import os
 import pathlib
 import sys
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+if (_root := str(pathlib.Path(__file__).parents[2])) not in sys.path:
+  sys.path.insert(0, _root)
 
 from grpo_jax.environments import calculator as arithmetic  # noqa: E402
-
-# No package may tell anybody of its runs: the switches that they document.
-for _name, _value in {
-  'OPENAI_AGENTS_DISABLE_TRACING': '1',
-  'LANGSMITH_TRACING': 'false',
-  'LANGCHAIN_TRACING_V2': 'false',
-  'HF_HUB_DISABLE_TELEMETRY': '1',
-  'HF_HUB_OFFLINE': '1',
-  'DO_NOT_TRACK': '1',
-}.items():
-  os.environ[_name] = _value
 
 _OVER = {(400, 'context_length_exceeded'), (410, 'episode_over')}
 
