@@ -41,11 +41,11 @@ if TYPE_CHECKING:
   import ml_collections
 
 __all__ = [
-  'Agent', 'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Environment', 'Evaluation',
-  'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS',
-  'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp', 'Workers',
-  'check_allowed', 'dataclass_from_dict', 'default', 'flat', 'is_allowed',
-  'is_free', 'kind_of', 'resolve', 'within',
+  'Agent', 'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Environment',
+  'Evaluation', 'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim',
+  'REWARD_METRICS', 'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp',
+  'Workers', 'check_allowed', 'dataclass_from_dict', 'default', 'flat',
+  'is_allowed', 'is_free', 'kind_of', 'resolve', 'within',
 ]  # fmt: skip
 
 

@@ -109,6 +109,8 @@ class _Live:
   # the turn under way meets first.
   tools: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   limits: dict[int, str] = dataclasses.field(default_factory=dict)
+  chats: set[int] = dataclasses.field(default_factory=set)  # of `Policy.chat`
+  answered: set[int] = dataclasses.field(default_factory=set)  # turns of those
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
   reward: float | None = None
   failure: str = ''
@@ -323,6 +325,7 @@ class _Asking:
         one.transcript.left_out.add(event.turn)
       case events.Done():
         one.is_over = True
+        one.transcript.left_out |= one.answered - {*event.heard}
         one.reward = event.reward if is_trusted else None
         names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs', 'counts'
         one.counts = {name: getattr(event, name) for name in names}
@@ -370,6 +373,8 @@ class _Asking:
       return None
     chat = messages if is_whole else ()
     transcript.read(path, ids, messages[event.known :], kept, chat)
+    if event.is_chat:
+      one.chats.add(event.context)
     name, limit = self._limit(event, room)
     one.limits[event.context] = name
     one.asked += limit
@@ -474,13 +479,17 @@ class _Asking:
     turn = one.transcript.add(path, sampled, text, said)
     one.said[turn] = parsed.text
     one.requests[turn] = sampled.request
-    if one.ended or one.failure or one.is_over:
-      return  # by another turn
+    if one.ended or one.failure or one.is_over:  # by another turn
+      if call.context in one.chats:
+        one.transcript.left_out.add(turn)  # nobody has heard it
+      return
     limit = one.limits[call.context] if cut else 'end'
     if limit != 'own' and (cut or not self._goes_on(tools, sampled)):
       one.ended = limit
       self._player.cancel(call.number, one.ended)
       return
+    if call.context in one.chats:
+      one.answered.add(turn)
     self._player.answer(
       call.number,
       call.context,

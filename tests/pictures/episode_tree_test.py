@@ -19,7 +19,8 @@ def test_each_message_stands_once_and_credit_is_that_of_the_group():
   others = np.array([[1, 0, 0], [-1, -0.75, -0.5]])
   baseline = np.concatenate([to_go[None], others]).mean(axis=0)
   assert rewards == pytest.approx([-0.25, 0, 0.1])
-  # What the branch was rewarded with may be the merit of the turn before it.
+  # The branch is last in the order of the tree, so both turns before have its
+  # reward in their return, and no reward moves to a later turn.
   assert to_go == pytest.approx([0.85, 1.1, 1.1])
   assert credit == pytest.approx(to_go - baseline)
   written = [one.lines[1:] for one in found if one.is_sampled]

@@ -169,6 +169,22 @@ class TestFaults:
     assert one.account.turns == len(engine.requests) == 2
     chats_test.check([one], len(chats_test.numbered(engine.requests[1], 0)))
 
+  def test_what_is_drawn_behind_the_end_is_not_learned(self):
+    def agent(example, base_url, api_key):
+      del api_key
+      assert ask(base_url, [user(example['prompt'])])[0] == 200
+      late = threading.Thread(target=lambda: ask(base_url, [user('late')]))
+      late.start()
+      time.sleep(0.1)  # it is under way
+
+    def slow(request, number):
+      time.sleep(0.3)
+      return chats_test.numbered(request, number)
+
+    engine, one = play_one(agent, slow)
+    assert one.failure == '' and one.account.turns == len(engine.requests) == 2
+    chats_test.check([one], len(chats_test.numbered(engine.requests[0], 0)))
+
   def test_who_asks_again_gets_what_was_drawn(self):
     def agent(example, base_url, api_key):
       del api_key
