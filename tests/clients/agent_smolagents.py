@@ -7,10 +7,11 @@ calls and results into texts.
 import os
 
 import smolagents
+from smolagents import tool
 import task
 
 
-@smolagents.tool
+@tool
 def calculator(expression: str) -> str:
   """Calculates.
 

@@ -57,6 +57,16 @@ def _respelled(said: str, random: random_lib.Random) -> str:
   )
 
 
+def reorder_calls(messages: Messages, random: random_lib.Random) -> Messages:
+  """Calls that could not be read come last, say."""
+  return [
+    {**one, 'tool_calls': random.sample(calls, len(calls))}
+    if (calls := one.get('tool_calls'))
+    else one
+    for one in messages
+  ]
+
+
 def strip_texts(messages: Messages, random: random_lib.Random) -> Messages:
   """White space around texts goes, or there is more of it."""
   return _each_text(
@@ -209,8 +219,8 @@ def compact(messages: Messages, random: random_lib.Random) -> Messages:
 
 
 KINDLY: tuple[Mangling, ...] = (
-  drop_reasoning, invent_reasoning, respell_arguments, strip_texts, wrap_texts,
-  add_fields,
+  drop_reasoning, invent_reasoning, respell_arguments, reorder_calls,
+  strip_texts, wrap_texts, add_fields,
 )  # fmt: skip
 """What changes nothing of what a policy has read and said."""
 

@@ -70,8 +70,13 @@ class Told(FakeEngine):
     return found._replace(logp=logp.astype(np.float32))
 
 
-def saying(words):
-  """Thinks, says, calls, spaces: whatever the key of a request draws."""
+def saying(words, calling=0.6):
+  """Thinks, says, calls, spaces: whatever the key of a request draws.
+
+  Args:
+    words: A tokenizer.
+    calling: The share of answers with calls.
+  """
 
   def answer(request, number):
     drawn = random.Random(np.asarray(request.keys)[number].tobytes())
@@ -79,7 +84,7 @@ def saying(words):
     text = drawn.choice([name, f' {name} is it. \n', f'Hm.\n\n{name}'])
     if drawn.random() < 0.4:
       text = f'<think>\nWell {drawn.randrange(9)}</think>\n{text}'
-    if drawn.random() < 0.6:
+    if drawn.random() < calling:
       some = drawn.choices(CALLS, (6, 4, 1, 1, 1, 1, 1, 1, 1), k=2)
       calls = [CALL % one for one in some[: drawn.randint(1, 2)]]
       text += '\n'.join(calls)

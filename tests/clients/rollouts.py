@@ -1,4 +1,4 @@
-"""python -m tests.clients.rollouts FOLDER NAME [--steps=3] [--seed=0]
+"""python -m tests.clients.rollouts FOLDER NAME [--steps=3] [--seed=0] ...
 
 Trains SmolLM2 on the calculator's problems, played by the agent of a package
 which nobody rewrote, and prints what came of it: a line for each rollout, in
@@ -46,10 +46,13 @@ def final_answer(
   return float([one.strip() for one in answers] == [example['answer']])
 
 
-def config(name: str, folder: str, steps: int, seed: int) -> Any:
+def config(options: argparse.Namespace) -> Any:
   """What is trained: configs/calculator.py with an agent."""
+  name, folder = options.name, options.folder
   found = grpo_jax.load_config(str(CONFIG))
-  found.steps, found.seed = steps, seed
+  found.steps, found.seed = options.steps, options.seed
+  found.sampler.prompts = options.prompts
+  found.evaluation.examples = options.heldout
   if name == 'native':
     return found
   python = venvs.python(name, folder)
@@ -197,6 +200,8 @@ def main() -> None:
   parser.add_argument('name', choices=['native', *venvs.PACKAGES])
   parser.add_argument('--steps', type=int, default=3)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--prompts', type=int, default=4)
+  parser.add_argument('--heldout', type=int, default=32)
   options = parser.parse_args()
   recorded = Recorded()
   recorded.watch()
@@ -210,11 +215,7 @@ def main() -> None:
     print(step, json.dumps(rewards[-1]), flush=True)
 
   with tempfile.TemporaryDirectory() as workdir:
-    found = grpo_jax.train(
-      config(options.name, options.folder, options.steps, options.seed),
-      workdir,
-      on_rollout=told,
-    )
+    found = grpo_jax.train(config(options), workdir, on_rollout=told)
   print({x: y for x, y in found.items() if 'reward' in x or 'eval' in x})
 
 
