@@ -34,7 +34,7 @@ WIDE = play_lib.Limits(
   turns=40, turn_tokens=300, episode_tokens=9000, context_tokens=60_000
 )
 TIGHT = play_lib.Limits(
-  turns=7, turn_tokens=90, episode_tokens=330, context_tokens=1200
+  turns=7, turn_tokens=200, episode_tokens=700, context_tokens=2500
 )
 CALL = '<tool_call>\n%s\n</tool_call>'
 CALLS = (
@@ -99,7 +99,7 @@ def played(
   """An engine, a prompt, and an episode.
 
   Args:
-    environment: Function `(policy, example)`.
+    environment: As `sessions.Player` takes it.
     seed: Of what the policy says.
     told: Capabilities of the engine.
     trap: Of `trap_templates.ALL`.
@@ -128,15 +128,26 @@ def played(
   return engine, prompt, one
 
 
-async def ask(policy, messages):
-  """The answer of a policy to what a client sends, as it reads it."""
-  body = {'model': 'policy', 'messages': messages, 'tools': TOOLS}
-  request = wire.chat(json.dumps(body).encode(), True)
-  reply = await policy.chat(request.messages, request.tools)
-  finish = 'tool_calls' if reply.calls else 'stop'
-  answer = wire.Answer(reply.text, reply.reasoning, reply.calls, finish)
-  said = json.loads(json.dumps(wire.chat_json(answer, 1)))
-  return reply, said['choices'][0]['message']
+class Direct:
+  """Asks a policy what a client sends, without a server."""
+
+  def __init__(self, policy):
+    self._policy = policy
+
+  async def ask(self, messages):
+    """The reply, and the message that a client reads."""
+    body = {'model': 'policy', 'messages': messages, 'tools': TOOLS}
+    request = wire.chat(json.dumps(body).encode(), True)
+    reply = await self._policy.chat(request.messages, request.tools)
+    finish = 'tool_calls' if reply.calls else 'stop'
+    answer = wire.Answer(reply.text, reply.reasoning, reply.calls, finish)
+    said = json.loads(json.dumps(wire.chat_json(answer, 1)))
+    return reply, said['choices'][0]['message']
+
+  def leave_out(self, reply):
+    """It is not learned from."""
+    self._policy.leave_out(reply.turn)
+    return True
 
 
 def results(message, drawn):
@@ -154,8 +165,15 @@ def results(message, drawn):
   ]
 
 
-async def converse(policy, seed, ways, most=3, requests=12):
+async def converse(talk, seed, ways, most=3, requests=12):
   """A client that mangles, forks, repeats itself and leaves out.
+
+  Args:
+    talk: Such as `Direct`.
+    seed: Of all that it does.
+    ways: How it mangles.
+    most: Of them at once.
+    requests: After so many it ends, or twice as many at most.
 
   Returns:
     What it has sent, each with its reply, and the replies that it left out.
@@ -172,7 +190,7 @@ async def converse(policy, seed, ways, most=3, requests=12):
     if drawn.random() < 0.5:
       sent = [mangling.mangled(history, drawn, ways, most) for _ in sent]
     answers = await asyncio.gather(
-      *(ask(policy, one) for one in sent), return_exceptions=True
+      *(talk.ask(one) for one in sent), return_exceptions=True
     )
     for chat, answer in zip(sent, answers):
       if isinstance(answer, ValueError):
@@ -180,11 +198,12 @@ async def converse(policy, seed, ways, most=3, requests=12):
         continue
       if isinstance(answer, Ended):
         return told, left
+      if isinstance(answer, BaseException):
+        raise answer
       reply, message = answer
       told.append((chat, reply))
       histories.append([*chat, message, *results(message, drawn)])
-      if drawn.random() < 0.1:
-        policy.leave_out(reply.turn)
+      if drawn.random() < 0.1 and talk.leave_out(reply):
         left.append(reply)
   return told, left
 
@@ -201,8 +220,10 @@ def check(engine, prompt, one, left=(), is_cut=False):
     prompt: The ids that it begins with.
     one: The episode, as it was played.
     left: How many turns of it were left out.
-    is_cut: Whether a limit may have ended it, so that what was drawn at the end
-      has reached nobody.
+    is_cut: Whether what was drawn may have reached nobody.
+
+  Returns:
+    The numbers of the requests whose answers are trained.
   """
   assert one.failure == ''
   episode = one.episode
@@ -231,23 +252,30 @@ def check(engine, prompt, one, left=(), is_cut=False):
     assert read == [int(x) for x in asked.ids]  # behind what it has read
   lost = len(engine.requests) - len(trained) - len(left)
   assert lost >= 0 if is_cut else lost == 0
-  return len(trained)
+  return {*trained}
 
 
 def check_read(engine, words, told):
-  """What a client has sent is what the policy has read, in that order."""
+  """What a client has sent is what the policy has read, in that order.
+
+  Returns:
+    The numbers of the requests that it has heard the answers of.
+  """
   read = {}
   for number, request in enumerate(engine.requests):
     said = words.decode_whole(engine.sampled(number, 0).ids)
-    (name,) = re.findall(r'\d{9}', said)
-    read[name] = words.decode_whole(request.ids)
+    for name in re.findall(r'\d{9}', said):  # none if it was cut before
+      read[name] = number, words.decode_whole(request.ids)
+  heard = set()
   for chat, reply in told:
     (name,) = re.findall(r'\d{9}', reply.text)
-    place, text = 0, read[name]
+    place, (number, text) = 0, read[name]
+    heard.add(number)
     for message in chat:
       said = mangling.text(message).strip()
       assert said in text[place:], (said, text[place:])
       place = text.index(said, place) + len(said)
+  return heard
 
 
 @pytest.fixture(params=[True, False], ids=['at once', 'rounds'])
@@ -306,11 +334,12 @@ def test_a_client_that_spells_otherwise_changes_nothing(seed, told):
   def environment(ways):
     async def episode(policy, example):
       del example
+      talk = Direct(policy)
       drawn, mangles = random.Random(seed), random.Random(seed)
       history, new = [], [{'role': 'user', 'content': 'How many?'}]
       for _ in range(8):
         known = mangling.mangled(history, mangles, ways, len(ways))
-        _, message = await ask(policy, [*known, *new])
+        _, message = await talk.ask([*known, *new])
         history = [*known, *new, message]
         new = results(message, drawn)
 
@@ -327,7 +356,7 @@ def test_a_client_that_spells_otherwise_changes_nothing(seed, told):
     np.testing.assert_array_equal(x, y)
   assert one.episode.previous is two.episode.previous is None
   assert one.account.messages == two.account.messages
-  assert check(other, prompt, two) == 8
+  assert len(check(other, prompt, two)) == 8
 
 
 @pytest.mark.parametrize('renders', [False, True])
@@ -342,12 +371,12 @@ def test_every_token_lies_in_one_place_behind_what_was_read(
 
   async def episode(policy, example):
     del example
-    found[:] = await converse(policy, seed, EVERY)
+    found[:] = await converse(Direct(policy), seed, EVERY)
 
   engine, prompt, one = played(episode, seed, told, trap, renders=renders)
   answered, left = found
   assert one.account.ended == 'done' and one.episode.previous is not None
-  assert check(engine, prompt, one, left) + len(left) == len(answered)
+  assert len(check(engine, prompt, one, left)) + len(left) == len(answered)
   assert one.account.turns == len(engine.requests) == len(answered) > 4
   check_read(engine, tokenizer(trap), answered)
 
@@ -358,13 +387,14 @@ def test_limits_cut_a_mangled_episode_and_nothing_is_trained_twice(seed, told):
 
   async def episode(policy, example):
     del example
-    found[:] = await converse(policy, seed, EVERY, 1, 20)
+    found[:] = await converse(Direct(policy), seed, EVERY, 1, 20)
 
   engine, prompt, one = played(episode, seed, told, limits=TIGHT)
   answered, left = found
   assert one.account.ended in ('turns', 'tokens', 'context', 'length')
   trained = check(engine, prompt, one, left, is_cut=True)
-  assert trained >= len(answered) - len(left)
+  assert len(trained) >= len(answered) - len(left)  # one may be cut
+  assert len(engine.requests) > 2
   check_read(engine, WITH_TOOLS, answered)
 
 
@@ -397,7 +427,7 @@ def test_what_an_engine_with_a_model_has_drawn_is_trained_as_it_was_read():
   async def episode(policy, example, seed):
     del seed
     name = ord(example['prompt'][-1])
-    told, left = await converse(policy, name, EVERY, 2, 5)
+    told, left = await converse(Direct(policy), name, EVERY, 2, 5)
     kept.append(len(told) - len(left))
 
   limits = play_lib.Limits(30, 16, 400, 512)
