@@ -117,4 +117,4 @@ def test_clients_with_faults_train_what_they_have_heard_once(seed, limits):
     assert asked == len(engine.requests)
   else:
     assert one.account.ended in ('turns', 'tokens', 'context', 'length')
-    assert len(engine.requests) > 2
+    assert trained

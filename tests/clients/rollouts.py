@@ -64,9 +64,9 @@ def config(options: argparse.Namespace) -> Any:
   if name == 'smolagents':  # its own prompt is long, and so are its histories
     found.environment.max_turns = 3
     found.environment.episode_tokens = 132
-    found.environment.context_tokens = 6000
-    found.data.prompt_buckets = (1400,)
-    found.data.completion_buckets = (512, 4096)
+    found.environment.context_tokens = 3000
+    found.data.prompt_buckets = (1600,)
+    found.data.completion_buckets = (512, 3000)
     found.rewards = (
       {'name': 'tests.clients.rollouts:final_answer', 'weight': 1.0},
     )
