@@ -27,6 +27,7 @@ from grpo_jax.config import importing
 from grpo_jax.environments import threads
 from grpo_jax.environments.base import Ended
 from grpo_jax.environments.base import Policy
+from grpo_jax.environments.base import Unavailable
 from grpo_jax.serving import app
 from grpo_jax.serving import listening
 from grpo_jax.serving import wire
@@ -36,6 +37,7 @@ PLAY = f'{__name__}:play'
 """The name of the environment."""
 _HOSTS = '127.0.0.1', 'localhost'
 _GRACE_SECS = 5.0  # to end by itself, once a limit is met
+_LOOK_SECS = 0.5  # between two looks whether a process has ended
 _MOST_TOLD = 1 << 16  # bytes of what a command prints that are kept
 _MOST_ENDED = 1 << 16  # episodes that are remembered as over
 _KEPT = 'PATH', 'LANG', 'LC_ALL', 'TZ', 'SSL_CERT_FILE', 'LD_LIBRARY_PATH'
@@ -192,6 +194,7 @@ async def play(
   Raises:
     AgentFailed: It has ended with another code than 0.
     Ended: A limit was met.
+    Unavailable: It cannot be started beside what others have started.
   """
   wanted = importing.imported(trains, 'agent.trains') if trains else None
   service = EpisodeService(policy, trust_agent, wanted)
@@ -272,52 +275,73 @@ async def _run(
       *words, stdin=pipe, stdout=pipe, stderr=pipe, env=env,
       start_new_session=True,
     )  # fmt: skip
+  except (BlockingIOError, MemoryError, RuntimeError) as error:
+    # Others have used up the processes, threads or memory of this worker.
+    raise Unavailable(f'no room for an agent: {error}') from error
   except OSError as error:
     raise AgentFailed(f'cannot start {words[0]!r}: {error.strerror}') from error
+  said = json.dumps(example).encode() + b'\n'
+  if service.is_trusted:
+    said += service.secret.encode() + b'\n'
+  printed, errors = _Tail(), _Tail()
+  talking = asyncio.gather(
+    _tell(made.stdin, said), printed.read(made.stdout), errors.read(made.stderr)
+  )
   try:
-    said = json.dumps(example).encode() + b'\n'
-    if service.is_trusted:
-      said += service.secret.encode() + b'\n'
-    _, printed, errors = await asyncio.gather(
-      _tell(made.stdin, said), _last(made.stdout), _last(made.stderr)
-    )
-    code = await made.wait()
+    # Its children may have its files, and keep them open when it has ended.
+    while made.returncode is None:
+      done, _ = await asyncio.wait({talking}, timeout=_LOOK_SECS)
+      if done:
+        await made.wait()
   finally:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(made.pid, signal.SIGKILL)
-    await made.wait()
+    done, _ = await asyncio.wait({talking}, timeout=_LOOK_SECS)
+    if done:
+      await made.wait()
+    talking.cancel()
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-  if code:
+  if code := made.returncode:
     how = f'exited with {code}' if code > 0 else f'was ended by signal {-code}'
-    lines = errors.strip().splitlines() or printed.strip().splitlines() or ['']
-    raise AgentFailed(f'{how}: {lines[-1]:.200}')
-  return _worth(printed) if service.is_trusted else None
+    last = errors.last() or printed.last()
+    raise AgentFailed(f'{how}: {last:.200}' if last else how)
+  return _worth(printed.last()) if service.is_trusted else None
 
 
-def _worth(printed: str) -> float | None:
-  """The reward in the last line that was printed; None if it is none."""
-  lines = printed.strip().splitlines()
+def _worth(line: str) -> float | None:
+  """The reward in what was printed last; None if it is none."""
   try:
-    return float(lines[-1]) if lines else None
+    return float(line)
   except ValueError:
     return None
 
 
 async def _tell(stream: Any, data: bytes) -> None:
   """Writes to a process, which need not read."""
-  with contextlib.suppress(ConnectionError):
-    stream.write(data)
-    await stream.drain()
-  stream.close()
+  try:
+    with contextlib.suppress(ConnectionError):
+      stream.write(data)
+      await stream.drain()
+  finally:
+    stream.close()
 
 
-async def _last(stream: Any) -> str:
+class _Tail:
   """The end of all that a process prints."""
-  kept: collections.deque[bytes] = collections.deque()
-  size = 0
-  while part := await stream.read(1 << 16):
-    kept.append(part)
-    size += len(part)
-    while size - len(kept[0]) >= _MOST_TOLD:
-      size -= len(kept.popleft())
-  return b''.join(kept)[-_MOST_TOLD:].decode(errors='replace')
+
+  def __init__(self):
+    self._kept: collections.deque[bytes] = collections.deque()
+
+  async def read(self, stream: Any) -> None:
+    """Reads until nobody can write any more."""
+    size = 0
+    while part := await stream.read(1 << 16):
+      self._kept.append(part)
+      size += len(part)
+      while size - len(self._kept[0]) >= _MOST_TOLD:
+        size -= len(self._kept.popleft())
+
+  def last(self) -> str:
+    """The last line that is not empty."""
+    text = b''.join(self._kept)[-_MOST_TOLD:].decode(errors='replace')
+    return ([line for line in text.splitlines() if line.strip()] or [''])[-1]

@@ -172,6 +172,8 @@ class EpisodeService:
 
   async def _answered(self, request: wire.Chat, leaves_out: bool) -> Reply:
     """What the policy answers; in the event loop of the episode."""
+    if self.limit:  # an agent may ask as often as it likes
+      raise Ended(self.limit)
     overridden = [*request.overridden]
     if request.logprobs is not None:
       overridden.append('logprobs')
