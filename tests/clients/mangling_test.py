@@ -22,6 +22,7 @@ from grpo_jax.episodes import play as play_lib
 from grpo_jax.serving import wire
 from tests import trees
 from tests.clients import mangling
+from tests.clients import rollouts
 from tests.clients import task
 from tests.data import continuation_test
 from tests.data import trap_templates
@@ -436,7 +437,7 @@ def test_what_an_engine_with_a_model_has_drawn_is_trained_as_it_was_read():
   for prompt, group in zip(prompts, played):
     for one in group:
       assert one.failure == ''
-      found.update(turns(prompt, one.episode))
+      found.update(rollouts.turns(prompt, one.episode))
   drawn = collections.Counter(
     (
       tuple(map(int, drawing.asked[number].ids)),
@@ -446,20 +447,3 @@ def test_what_an_engine_with_a_model_has_drawn_is_trained_as_it_was_read():
     for (number, _), one in drawing.drawn.items()
   )
   assert found.total() >= sum(kept) > 12 and found <= drawn
-
-
-def turns(prompt, episode):
-  """Of each turn that is learned: what was read, drawn, and told of it."""
-  previous = episode.previous
-  if previous is None:
-    previous = np.arange(-1, len(episode.ids) - 1)
-  for turn in np.unique(episode.turn[episode.chosen]):
-    places = np.flatnonzero(episode.chosen & (episode.turn == turn))
-    way = trees.path(previous, places[-1])
-    assert way[-len(places) :] == places.tolist()
-    read = episode.ids[way[: -len(places)]].tolist()
-    yield (
-      (*map(int, prompt), *read),
-      tuple(episode.ids[places].tolist()),
-      episode.logp[places].tobytes(),
-    )
