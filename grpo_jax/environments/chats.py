@@ -201,8 +201,8 @@ class Chats:
 def key(message: Message) -> Key:
   """What a message is known by, whatever a client has made of it.
 
-  Reasoning is no part of it, nor the white space around a text, nor how the
-  arguments of a call are written.
+  Reasoning is no part of it, nor the white space around a text, nor in which
+  order calls stand, nor how their arguments are written.
 
   >>> call = {'name': 'add', 'arguments': {'b': 2, 'a': 1}}
   >>> key({'role': 'assistant', 'content': ' Hm. ',
@@ -235,7 +235,9 @@ def _calls_key(calls: Sequence[Any]) -> str:
 
 
 def _calls_text(calls: Any) -> str:
-  return json.dumps([*calls], sort_keys=True)
+  """Calls of a turn, each with its id first; clients may reorder them."""
+  ordered = sorted(calls, key=lambda call: str(call[0]))
+  return json.dumps(ordered, sort_keys=True)
 
 
 def _common(one: Sequence[Key], other: Sequence[Key]) -> int:
