@@ -90,10 +90,15 @@ def _run(spec: dict, control: int) -> dict:
   signal.signal(signal.SIGCHLD, lambda *_: None)
   signal.set_wakeup_fd(wake)
   told, tell = os.pipe()
+  channel = spec.get('channel')
+  if channel is not None:
+    os.set_inheritable(channel, False)
   child = os.fork()
   if child == 0:
     _child(spec, isolated, tell)
   os.close(tell)
+  if channel is not None:
+    os.close(channel)
   failure, status = _watch(child, control, woken, spec, int(isolated))
   end_all(child)  # nothing holds `tell` after it
   for line in os.read(told, 1 << 16).decode().splitlines():
@@ -162,8 +167,12 @@ def _child(spec: dict, isolated: bool, tell: int) -> None:
         import _confine  # pyright: ignore[reportMissingImports]
 
         _confine.new_root(spec)
+        if spec.get('port'):
+          _confine.listen(spec['port'], spec['channel'])
       else:
         _own_proc()
+      if spec.get('channel') is not None:
+        os.close(spec['channel'])
       program = os.fork()
       if program:
         _reap_until(program, tell)
