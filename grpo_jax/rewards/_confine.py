@@ -353,7 +353,8 @@ _SIGNALS = {
 }  # fmt: skip
 # Landlock does not guard these.
 _DENIED_BESIDE_LANDLOCK = {
-  'truncate': (76, 45), 'chmod': (90, -1), 'fchmod': (91, 52), 'fchmodat': (268, 53), 'fchmodat2': (452, 452),
+  'truncate': (76, 45), 'chmod': (90, -1), 'fchmod': (91, 52),
+  'fchmodat': (268, 53), 'fchmodat2': (452, 452),
   'chown': (92, -1), 'fchown': (93, 55), 'lchown': (94, -1),
   'fchownat': (260, 54), 'utime': (132, -1), 'utimes': (235, -1),
   'futimesat': (261, -1), 'utimensat': (280, 88), 'setxattr': (188, 5),

@@ -10,6 +10,7 @@ two ways.
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import functools
 import glob
 import os
@@ -83,27 +84,32 @@ class Process:
 
   Attributes:
     stdin: What to write to it. Unbuffered, as the two others are.
-    stdout: What it prints. Read until its end, also after `end`, and close it.
+    stdout: What it prints. To be read until its end, which comes with `end` at
+      the latest, and to be closed.
     stderr: What it prints there; as `stdout`.
     confine: 'namespaces', 'landlock' or 'no'.
     status: A descriptor that is ready to be read once all of it has ended by
-      itself. Not to be read.
+      itself. Not to be read; `end` closes it.
   """
 
   def __init__(
     self,
     guarded: _launch.Guarded,
     streams: tuple[BinaryIO, BinaryIO, BinaryIO],
-    confine: str,
-    attendant: '_relay.Relay | _Watch',
-    folder: str,
+    order: Mapping[str, Any],
+    channel: socket.socket | None,
   ):
     self.stdin, self.stdout, self.stderr = streams
-    self.confine = confine
+    self.confine = order['confine'] or 'no'
     self.status = guarded.status
-    self._guarded, self._attendant = guarded, attendant
-    self._folder = folder
+    self._guarded, self._folder = guarded, order['folder']
+    self._lock = threading.Lock()  # of the pipe that `close` closes
     self._ended: _launch.Ended | None = None
+    if channel is None:
+      self._attendant = _Watch(self, self._folder, order['scratch_bytes'])
+    else:
+      address = '127.0.0.1', order['port']
+      self._attendant = _relay.Relay(channel, address)
 
   @property
   def pid(self) -> int:
@@ -112,13 +118,14 @@ class Process:
 
   def close(self) -> None:
     """Tells it to end, and does not wait; `end` comes next."""
-    self._guarded.close()
+    with self._lock:
+      self._guarded.close()
 
   def end(self, failure: str = '') -> _launch.Ended:
     """Ends the program, if it still runs, and everything that it has started.
 
     No connection of it is left, and no file of its folder. It may be called
-    again.
+    again, by one thread at a time.
 
     Args:
       failure: What to call the end of a program that still runs.
@@ -126,12 +133,13 @@ class Process:
     Returns:
       How it ended: `failure` is '' for exit code 0; otherwise 'exit 1',
       'memory', 'processes', 'scratch limit', 'signal SIGSEGV', or 'refused:
-      ...' (it could not be confined, or there is no such program).
+      ...' (it could not be confined).
     """
     if self._ended is None:
       self.stdin.close()
-      ended = self._guarded.end(failure)
+      self.close()
       self._attendant.end()
+      ended = self._guarded.end(failure)
       if isinstance(self._attendant, _Watch) and self._attendant.is_over:
         ended = _launch.Ended('scratch limit', None)
       shutil.rmtree(self._folder, ignore_errors=True)
@@ -150,8 +158,8 @@ class Process:
 class _Watch:
   """A thread that ends a program whose folder holds more than allowed."""
 
-  def __init__(self, guarded: _launch.Guarded, folder: str, most_bytes: int):
-    self._guarded, self._folder = guarded, folder
+  def __init__(self, process: Process, folder: str, most_bytes: int):
+    self._process, self._folder = process, folder
     self._most_bytes = most_bytes
     self._end = threading.Event()
     self.is_over = False
@@ -166,10 +174,10 @@ class _Watch:
 
   def _run(self) -> None:
     while not self._end.wait(_LOOK_SECS):
-      pid = self._guarded.pid
+      pid = self._process.pid
       if sandbox.is_over(self._folder, pid, self._most_bytes):
         self.is_over = True
-        self._guarded.close()
+        self._process.close()
         return
 
 
@@ -290,14 +298,23 @@ def _start(
     'readable': sorted({*shown, *map(os.path.abspath, readable)}),
     'links': links,
   }
-  ours = theirs = None
-  pipes: list[int] = []
-  try:
-    for _ in range(3):
-      pipes += os.pipe()
+  with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+    ours.callback(shutil.rmtree, folder, ignore_errors=True)
+    (given, stdin), (stdout, out), (stderr, errors) = (
+      _pipe() for _ in range(3)
+    )
+    for stack, files in (
+      (theirs, (given, out, errors)),
+      (ours, (stdin, stdout, stderr)),
+    ):
+      for file in files:
+        stack.enter_context(file)
+    channel = None
     if own_root:
-      ours, theirs = socket.socketpair()
-      order['channel'] = theirs.fileno()
+      channel, sent = socket.socketpair()
+      ours.enter_context(channel)
+      theirs.enter_context(sent)
+      order['channel'] = sent.fileno()
     guarded = _launch.Guarded(
       argv,
       memory_bytes=limits.memory_bytes,
@@ -305,32 +322,20 @@ def _start(
       file_bytes=limits.file_bytes,
       env=_environment(argv, env, scratch),
       guard_env={},
-      fds=[theirs.fileno()] if theirs else [],
-      streams=dict(stdin=pipes[0], stdout=pipes[3], stderr=pipes[5], cwd=folder),
+      fds=[order['channel']] if own_root else [],
+      streams=dict(stdin=given, stdout=out, stderr=errors, cwd=folder),
       more=order,
     )
-  except BaseException:
-    for end in pipes:
-      os.close(end)
-    if ours:
-      ours.close()
-    shutil.rmtree(folder, ignore_errors=True)
-    raise
-  finally:
-    if theirs:
-      theirs.close()
-  for end in (pipes[0], pipes[3], pipes[5]):
-    os.close(end)
-  if ours:
-    attendant = _relay.Relay(ours, ('127.0.0.1', port))
-  else:
-    attendant = _Watch(guarded, folder, limits.scratch_bytes)
-  streams: Any = (
-    open(pipes[1], 'wb', 0),
-    open(pipes[2], 'rb', 0),
-    open(pipes[4], 'rb', 0),
-  )
-  return Process(guarded, streams, confine, attendant, folder)
+    ours.callback(guarded.end)
+    streams = stdin, stdout, stderr
+    process = Process(guarded, streams, order, channel)
+    ours.pop_all()  # nothing has failed: all stays as it is
+  return process
+
+
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+  out, into = os.pipe()
+  return open(out, 'rb', 0), open(into, 'wb', 0)
 
 
 def _environment(
@@ -400,9 +405,18 @@ def _needed(program: str) -> Iterator[str]:
   yield real
   for place in {program, *sandbox.links(program), real}:
     above = os.path.dirname(os.path.dirname(place))
-    if os.path.isfile(os.path.join(above, 'pyvenv.cfg')):
+    settings = os.path.join(above, 'pyvenv.cfg')
+    found = [above]
+    if os.path.isfile(settings):  # its program may be a copy, and no link
       yield above
       yield os.path.realpath(above)
-    if glob.glob(os.path.join(glob.escape(above), 'lib', 'python3*', 'os.py')):
-      yield above
-      yield os.path.realpath(above)
+      with open(settings) as file:
+        for line in file:
+          name, _, value = line.partition('=')
+          if name.strip() == 'home':
+            found.append(os.path.dirname(value.strip()))
+    for one in found:
+      pattern = os.path.join(glob.escape(one), 'lib', 'python3*', 'os.py')
+      if glob.glob(pattern):
+        yield one
+        yield os.path.realpath(one)
