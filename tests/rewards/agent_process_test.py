@@ -146,6 +146,22 @@ def test_without_confinement_it_reaches_its_port_too(port):
   assert run(GET, port, 'no', port) == '/a\n/b\n'
 
 
+def test_it_holds_its_three_streams_alone(means, port):
+  """No end of a pipe or socket by which another process is reached."""
+  code = """
+    import os
+    held = []
+    for number in range(256):
+      try:
+        os.fstat(number)
+        held.append(number)
+      except OSError:
+        pass
+    print(held)
+  """
+  assert run(code, port, means) == '[0, 1, 2]\n'
+
+
 REACH = """
 import ctypes, json, socket, sys
 port, other, folder, abstract, own = json.loads(sys.argv[1])
