@@ -27,8 +27,13 @@ SECRET = 'sesame-0f3a'
 
 
 def skip_where_missing(means):
-  if means != 'no' and (reason := agent_process.refusal(means.split(',')[0])):
-    pytest.skip(f'{means} are not offered here: {reason}')
+  means = means.split(',')[0]
+  if means == 'no' or not (reason := agent_process.refusal(means)):
+    return
+  # Generated code is confined by the same means, but needs no rule for a port.
+  is_old = 'rules for ports' in reason
+  assert is_old or sandbox.refusal(means), reason
+  pytest.skip(f'{means} is not offered here: {reason}')
 
 
 @pytest.fixture(params=['namespaces', 'landlock', SHARED])
@@ -616,15 +621,16 @@ def test_requests_pass_at_the_same_time_and_in_any_size(port, count, size):
 
 
 HALVES = """
-import socket, struct, sys
+import socket, struct, sys, time
 port = int(sys.argv[1])
 one = socket.create_connection(('127.0.0.1', port))
 one.sendall(b'x' * 300_000)
 one.shutdown(socket.SHUT_WR)
+time.sleep(0.3)  # what was sent before the end waits for its reader
 said = b''
 while data := one.recv(1 << 16):
   said += data
-print(said.decode())
+print(len(said), said[:11].decode())
 for number in (1, 2):  # a reset, and an end
   one = socket.create_connection(('127.0.0.1', port))
   one.sendall(b'r%d' % number)
@@ -639,18 +645,19 @@ try:
   print('end')
 except ConnectionResetError:
   print('reset')
-one = socket.create_connection(('127.0.0.1', port))
-try:
-  one.sendall(b'e' * 50_000_000)  # of which the server reads one byte
-except OSError:
-  print('refused')
-said = b''
-try:
-  while data := one.recv(1 << 16):
-    said += data
-except OSError:
-  pass
-print(said.decode())
+for _ in range(5):
+  one = socket.create_connection(('127.0.0.1', port))
+  try:
+    one.sendall(b'e' * 50_000_000)  # of which the server reads one byte
+  except OSError:
+    print('refused')
+  said = b''
+  try:
+    while data := one.recv(1 << 16):
+      said += data
+  except OSError:
+    pass
+  print(said.decode())
 """
 
 
@@ -669,7 +676,7 @@ def test_ends_and_resets_pass(means):
           count += len(data)
         client.sendall(f'{count} '.encode())
         time.sleep(0.05)
-        client.sendall(b'read')
+        client.sendall(b'read' + bytes(3_000_000))
       elif first == b'r':
         number = client.recv(1)
         if number == b'1':
@@ -684,11 +691,11 @@ def test_ends_and_resets_pass(means):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, one)
       elif first == b'e':
         client.sendall(b'too long')
-        time.sleep(0.2)
 
   with serving(serve) as port:
     said = run(HALVES, port, means, port)
-  assert said == '300000 read\nreset\nrefused\ntoo long\n'
+  refused = 'refused\ntoo long\n'
+  assert said == '3000011 300000 read\nreset\n' + 5 * refused
   assert done.acquire(timeout=HANG_SECS) and done.acquire(timeout=HANG_SECS)
   assert heard == ['reset', b'']
 
@@ -820,7 +827,7 @@ def test_its_folder_has_a_limit(port, confine):
   """
   limits = agent_process.Limits(scratch_bytes=4 << 20)
   with start(code, port, confine, limits=limits) as process:
-    process.stdout.read()
+    assert select.select([process.status], [], [], HANG_SECS)[0]
     failure = 'exit 1' if confine == 'namespaces' else 'scratch limit'
     assert process.end().failure == failure
 
