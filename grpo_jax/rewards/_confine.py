@@ -13,8 +13,8 @@ namespace, and what has no use in a program that computes.
 
 The process of an agent (`agent_process.py`) has `port` in its order: it may
 make sockets of TCP, and reach this port of loopback. Under 'namespaces' a
-socket that listens there is made in its network and sent out by `listen`: who
-has asked accepts what comes, and no process inside holds it. Under 'landlock'
+socket that listens there is made in its network and sent out: the process that
+has asked accepts what comes, and none inside holds it. Under 'landlock'
 the kernel refuses to connect to another port.
 """
 
@@ -122,9 +122,12 @@ def new_root(spec: dict) -> None:
     spec: The order of the guard. `folder` is an empty folder outside, on which
       the new root is mounted; `readable` are the paths to show, and `links` the
       targets of links to make; `files` are the names and texts of what lies in
-      the scratch folder `scratch`.
+      the scratch folder `scratch`. With a `port`, a socket that listens there
+      is sent over the unix socket `channel`.
   """
   _guard.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
+  if spec.get('port'):  # while Python's own modules can still be read
+    _listen(spec['port'], spec['channel'])
   root, plain = spec['folder'], _MS_NOSUID | _MS_NODEV
   _guard.mount('none', '/', '', _MS_REC | _MS_PRIVATE)
   _guard.mount('tmpfs', root, 'tmpfs', plain, 'mode=755,size=4m')
@@ -162,6 +165,25 @@ def new_root(spec: dict) -> None:
   _set_attributes('/', _READ_ONLY, 0)
 
 
+def _listen(port: int, channel: int) -> None:
+  """Sends out a socket that listens in this network, of loopback alone.
+
+  Args:
+    port: The port of 127.0.0.1.
+    channel: A unix socket, on which the one that listens is sent.
+  """
+  import socket  # generated code, which has no network, starts without it
+
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_one:
+    given = struct.pack('16sH22x', b'lo', _IFF_UP)
+    fcntl.ioctl(any_one, _SIOCSIFFLAGS, given)
+  with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+    listener.bind(('127.0.0.1', port))
+    listener.listen(_BACKLOG)
+    with socket.socket(fileno=os.dup(channel)) as sender:
+      socket.send_fds(sender, [b'x'], [listener.fileno()])
+
+
 def _show(root: str, path: str, attributes: int) -> bool:
   """Makes a path of the system visible at the same place below `root`."""
   place = root + path
@@ -186,25 +208,6 @@ def _set_attributes(path: str, attributes: int, flags: int) -> None:
     'mount_setattr', _AT_FDCWD, path.encode(), flags, given,
     ctypes.c_size_t(len(given)),
   )  # fmt: skip
-
-
-def listen(port: int, channel: int) -> None:
-  """Sends out a socket that listens in this network, of loopback alone.
-
-  Args:
-    port: The port of 127.0.0.1.
-    channel: A unix socket, on which the one that listens is sent.
-  """
-  import socket  # generated code, which has no network, starts without it
-
-  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_one:
-    given = struct.pack('16sH22x', b'lo', _IFF_UP)
-    fcntl.ioctl(any_one, _SIOCSIFFLAGS, given)
-  with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-    listener.bind(('127.0.0.1', port))
-    listener.listen(_BACKLOG)
-    with socket.socket(fileno=os.dup(channel)) as sender:
-      socket.send_fds(sender, [b'x'], [listener.fileno()])
 
 
 def enter(spec: dict) -> None:

@@ -167,8 +167,6 @@ def _child(spec: dict, isolated: bool, tell: int) -> None:
         import _confine  # pyright: ignore[reportMissingImports]
 
         _confine.new_root(spec)
-        if spec.get('port'):
-          _confine.listen(spec['port'], spec['channel'])
       else:
         _own_proc()
       if spec.get('channel') is not None:
@@ -229,6 +227,8 @@ def _become(spec: dict) -> None:
     import _confine  # pyright: ignore[reportMissingImports]
 
     _confine.enter(spec)
+  for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
   env = spec['env']
   if env is None:
     env = dict(os.environ)

@@ -136,10 +136,10 @@ class Process:
       ...' (it could not be confined).
     """
     if self._ended is None:
-      self.stdin.close()
       self.close()
       self._attendant.end()
       ended = self._guarded.end(failure)
+      self.stdin.close()  # who still writes to it has met an error
       if isinstance(self._attendant, _Watch) and self._attendant.is_over:
         ended = _launch.Ended('scratch limit', None)
       shutil.rmtree(self._folder, ignore_errors=True)

@@ -595,6 +595,29 @@ def test_what_a_usual_program_does(means, port):
   assert said == '80\n5\n/x\ntimeout\n/y\nTrue\n'
 
 
+def test_a_program_need_not_be_python(means, port):
+  """Its signals are as a shell expects them."""
+  confine = means.split(',')[0]
+  code = 'read name; yes $name | head -n 2; : > $HOME/x; ls'
+  process = agent_process.start(
+    ['bash', '-c', code], port=port, confine=confine
+  )
+  assert finished(process, b'agent\n') == 'agent\nagent\nx\n'
+
+
+def test_processes_are_seen_as_it_is_said(means, port):
+  code = """
+    import os
+    try:
+      os.stat('/proc/' + os.environ['PID'])
+      print('seen')
+    except OSError:
+      print('hidden')
+  """
+  said = run(code, port, means, env={'PID': str(os.getpid())})
+  assert said == ('seen\n' if means == SHARED else 'hidden\n')
+
+
 LOAD = """
 import concurrent.futures, hashlib, http.client, os, sys, threading
 port, count, size = map(int, sys.argv[1:])
