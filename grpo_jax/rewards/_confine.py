@@ -170,7 +170,7 @@ def _listen(port: int, channel: int) -> None:
 
   Args:
     port: The port of 127.0.0.1.
-    channel: A unix socket, on which the one that listens is sent.
+    channel: A unix socket, on which the one that listens is sent. It is closed.
   """
   import socket  # generated code, which has no network, starts without it
 
@@ -180,7 +180,7 @@ def _listen(port: int, channel: int) -> None:
   with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
     listener.bind(('127.0.0.1', port))
     listener.listen(_BACKLOG)
-    with socket.socket(fileno=os.dup(channel)) as sender:
+    with socket.socket(fileno=channel) as sender:
       socket.send_fds(sender, [b'x'], [listener.fileno()])
 
 
@@ -385,6 +385,8 @@ _INTERNET, _TCP = 2, 6  # AF_INET, IPPROTO_TCP
 _SENDS = {(44, 206): 40, (46, 211): 32, (307, 269): 40}
 _FAST_OPEN = 0x20000000
 _LISTEN = (50, 201)
+# A protocol on top of TCP (SMC) that takes its place.
+_SET_OPTION, _UPPER_PROTOCOL = (54, 208), 31
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _AND = 0x54
@@ -491,6 +493,15 @@ def _tcp_alone(landlock: bool) -> list[tuple[int, int, int, int]]:
         refuse,
         (_RETURN, 0, 0, _ALLOW),
       ]
+    program += [
+      (_EQUAL, 0, 6, _number(_SET_OPTION)),
+      (_LOAD, 0, 0, 24),
+      (_EQUAL, 0, 3, _TCP),
+      (_LOAD, 0, 0, 32),
+      (_EQUAL, 0, 1, _UPPER_PROTOCOL),
+      refuse,
+      (_RETURN, 0, 0, _ALLOW),
+    ]
   return program
 
 

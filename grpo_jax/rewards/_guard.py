@@ -91,8 +91,6 @@ def _run(spec: dict, control: int) -> dict:
   signal.set_wakeup_fd(wake)
   told, tell = os.pipe()
   channel = spec.get('channel')
-  if channel is not None:
-    os.set_inheritable(channel, False)
   child = os.fork()
   if child == 0:
     _child(spec, isolated, tell)
@@ -169,8 +167,6 @@ def _child(spec: dict, isolated: bool, tell: int) -> None:
         _confine.new_root(spec)
       else:
         _own_proc()
-      if spec.get('channel') is not None:
-        os.close(spec['channel'])
       program = os.fork()
       if program:
         _reap_until(program, tell)

@@ -198,6 +198,15 @@ def listens(address, port):
       one.bind((address, port))
     one.listen()
 
+def layer(name):
+  with socket.socket(INET, STREAM) as one:
+    try:
+      one.setsockopt(socket.IPPROTO_TCP, 31, name)
+    except PermissionError:
+      raise
+    except OSError:  # it was looked for, and the kernel has none
+      pass
+
 LOOPBACK = '127.0.0.1'
 TRIED = {
   'port': (connect, INET, STREAM, (LOOPBACK, port)),
@@ -218,6 +227,7 @@ TRIED = {
   'machines': (made, 40, STREAM),
   'algorithms': (made, 38, 5),
   'multipath': (made, INET, STREAM, 262),
+  'layer': (layer, b'smc'),
   'listens': (listens, LOOPBACK, 0),
   'listens anywhere': (listens, None, 0),
 }
@@ -306,7 +316,7 @@ def test_it_reaches_nothing_else(means, neighbours):
   said = run(REACH, neighbours.port, means, given, readable=[folder])
   open_ = {'port'}
   if means == 'namespaces':  # its network is its own
-    open_ |= {'listens', 'listens anywhere'}
+    open_ |= {'listens', 'listens anywhere', 'layer'}
   else:  # as `what_is_open` says
     open_ |= {'other address', 'own address'}
   assert set(json.loads(said)) == open_
@@ -321,7 +331,7 @@ def test_without_confinement_all_of_it_is_reached(neighbours):
   assert {*json.loads(said), *may_lack} >= {
     'port', 'other port', 'other port, fast', 'other port, fast message',
     'other address', 'own address', 'other port of own address', 'udp', 'unix',
-    'abstract', 'pair', 'netlink', 'listens', 'listens anywhere', *may_lack,
+    'abstract', 'pair', 'netlink', 'layer', 'listens', 'listens anywhere', *may_lack,
   }  # fmt: skip
   until = time.monotonic() + HANG_SECS
   while len(neighbours.reached) < 6 and time.monotonic() < until:
