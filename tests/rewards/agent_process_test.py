@@ -331,7 +331,8 @@ def test_without_confinement_all_of_it_is_reached(neighbours):
   assert {*json.loads(said), *may_lack} >= {
     'port', 'other port', 'other port, fast', 'other port, fast message',
     'other address', 'own address', 'other port of own address', 'udp', 'unix',
-    'abstract', 'pair', 'netlink', 'layer', 'listens', 'listens anywhere', *may_lack,
+    'abstract', 'pair', 'netlink', 'layer', 'listens', 'listens anywhere',
+    *may_lack,
   }  # fmt: skip
   until = time.monotonic() + HANG_SECS
   while len(neighbours.reached) < 6 and time.monotonic() < until:
@@ -613,6 +614,16 @@ def test_a_program_need_not_be_python(means, port):
     ['bash', '-c', code], port=port, confine=confine
   )
   assert finished(process, b'agent\n') == 'agent\nagent\nx\n'
+
+
+def test_its_processes_may_share_a_lock(port):
+  skip_where_missing('namespaces')
+  code = """
+    import multiprocessing
+    with multiprocessing.Lock():
+      print('held')
+  """
+  assert run(code, port, 'namespaces') == 'held\n'
 
 
 def test_processes_are_seen_as_it_is_said(means, port):
