@@ -90,13 +90,10 @@ def _run(spec: dict, control: int) -> dict:
   signal.signal(signal.SIGCHLD, lambda *_: None)
   signal.set_wakeup_fd(wake)
   told, tell = os.pipe()
-  channel = spec.get('channel')
   child = os.fork()
   if child == 0:
     _child(spec, isolated, tell)
   os.close(tell)
-  if channel is not None:
-    os.close(channel)
   failure, status = _watch(child, control, woken, spec, int(isolated))
   end_all(child)  # nothing holds `tell` after it
   for line in os.read(told, 1 << 16).decode().splitlines():

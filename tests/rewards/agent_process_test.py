@@ -572,6 +572,20 @@ def test_programs_are_found_with_what_they_need(means, port, tmp_path):
       assert finished(process) == "absl ['x']\n", command
 
 
+def test_a_program_is_found_behind_links(means, port, tmp_path):
+  """Of whose folders nothing else is shown."""
+  (tmp_path / 'bin').mkdir()
+  (tmp_path / 'bin' / 'first').symlink_to('second')
+  (tmp_path / 'bin' / 'second').symlink_to(sys.executable)
+  (tmp_path / 'link').symlink_to('bin')
+  process = agent_process.start(
+    [str(tmp_path / 'link' / 'first'), '-I', '-S', '-c', 'print(1)'],
+    port=port,
+    confine=means.split(',')[0],
+  )
+  assert finished(process) == '1\n'
+
+
 def test_what_a_usual_program_does(means, port):
   code = """
     import asyncio, concurrent.futures, os, subprocess, sys, tempfile, threading
