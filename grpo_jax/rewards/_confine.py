@@ -10,10 +10,17 @@ Two ways, of which `sandbox.run` takes the first that the system offers:
 
 In both, a filter of system calls (seccomp) refuses every socket, every further
 namespace, and what has no use in a program that computes.
+
+The process of an agent (`agent_process.py`) has `port` in its order: it may
+make sockets of TCP, and reach this port of loopback. Under 'namespaces' a
+socket that listens there is made in its network and sent out: the process that
+has asked accepts what comes, and none inside holds it. Under 'landlock'
+the kernel refuses to connect to another port.
 """
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import resource
@@ -33,6 +40,9 @@ _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 24, 22, 38
 _USER = 1000  # inside
 _NOBODY = 65534  # outside, if root asked
 _CAPABILITY_VERSION_3 = 0x20080522
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_BACKLOG = 128  # connections that wait to be accepted
+_VERSION_OF_PORTS, _VERSION_OF_SIGNALS = 4, 6  # of Landlock
 _MOST_FILES = 256  # open at a time: pipes hold memory that no limit counts
 _DEVICES = ('/dev/null', '/dev/zero', '/dev/random', '/dev/urandom')
 
@@ -112,9 +122,12 @@ def new_root(spec: dict) -> None:
     spec: The order of the guard. `folder` is an empty folder outside, on which
       the new root is mounted; `readable` are the paths to show, and `links` the
       targets of links to make; `files` are the names and texts of what lies in
-      the scratch folder `scratch`.
+      the scratch folder `scratch`. With a `port`, a socket that listens there
+      is sent over the unix socket `channel`.
   """
   _guard.unshare(_CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS)
+  if spec.get('port'):  # while Python's own modules can still be read
+    _listen(spec['port'], spec['channel'])
   root, plain = spec['folder'], _MS_NOSUID | _MS_NODEV
   _guard.mount('none', '/', '', _MS_REC | _MS_PRIVATE)
   _guard.mount('tmpfs', root, 'tmpfs', plain, 'mode=755,size=4m')
@@ -140,14 +153,35 @@ def new_root(spec: dict) -> None:
   for name, text in spec['files'].items():
     _write(f'{scratch}/{name}', text)
     os.chmod(f'{scratch}/{name}', 0o644)
-  if not os.path.lexists(root + '/tmp'):
-    os.symlink(spec['scratch'], root + '/tmp')
+  links = ['/tmp', '/dev/shm'] if spec.get('port') else ['/tmp']
+  for path in links:  # semaphores of several processes lie in /dev/shm
+    if not os.path.lexists(root + path):
+      os.symlink(spec['scratch'], root + path)
   os.chdir(root)
   _syscall('pivot_root', b'.', b'.')
   if _guard.libc().umount2(b'.', _MNT_DETACH) < 0:
     raise OSError(ctypes.get_errno(), 'umount of the old root')
   os.chdir('/')
   _set_attributes('/', _READ_ONLY, 0)
+
+
+def _listen(port: int, channel: int) -> None:
+  """Sends out a socket that listens in this network, of loopback alone.
+
+  Args:
+    port: The port of 127.0.0.1.
+    channel: A unix socket, on which the one that listens is sent. It is closed.
+  """
+  import socket  # generated code, which has no network, starts without it
+
+  with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_one:
+    given = struct.pack('16sH22x', b'lo', _IFF_UP)
+    fcntl.ioctl(any_one, _SIOCSIFFLAGS, given)
+  with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+    listener.bind(('127.0.0.1', port))
+    listener.listen(_BACKLOG)
+    with socket.socket(fileno=channel) as sender:
+      socket.send_fds(sender, [b'x'], [listener.fileno()])
 
 
 def _show(root: str, path: str, attributes: int) -> bool:
@@ -179,8 +213,10 @@ def _set_attributes(path: str, attributes: int, flags: int) -> None:
 def enter(spec: dict) -> None:
   """Gives up, for good, what the program must not have. Just before exec."""
   _guard.lower(resource.RLIMIT_NOFILE, _MOST_FILES)
+  port = spec.get('port')
   if spec['confine'] == 'namespaces':
-    resource.setrlimit(resource.RLIMIT_NPROC, (spec['processes'],) * 2)
+    threads = spec.get('threads', spec['processes'])
+    resource.setrlimit(resource.RLIMIT_NPROC, (threads,) * 2)
     try:
       os.setgroups([])
     except OSError:  # a user who is not root may not
@@ -193,10 +229,10 @@ def enter(spec: dict) -> None:
   _guard.prctl(_PR_SET_NO_NEW_PRIVS, 1)
   landlock = spec['confine'] == 'landlock'
   if landlock:
-    rules = _landlock(spec['readable'], spec['scratch'])
+    rules = _landlock(spec['readable'], spec['scratch'], port)
     _syscall('landlock_restrict_self', rules, 0)
     os.close(rules)
-  _install(_filter(landlock))
+  _install(_filter(landlock, bool(port)))
 
 
 def give_up_privileges() -> None:
@@ -240,12 +276,25 @@ def _drop_bounding_set() -> None:
       break
 
 
-def _landlock(readable: list[str], scratch: str | None) -> int:
+def _landlock_version() -> int:
+  return _syscall('landlock_create_ruleset', None, ctypes.c_size_t(0), 1)
+
+
+def _landlock(
+  readable: list[str], scratch: str | None, port: int | None = None
+) -> int:
   """Rules that refuse all files but these; see `man 7 landlock` for the bits.
 
-  Only what lies in `scratch` may be written. Returns a file descriptor.
+  Only what lies in `scratch` may be written, and only to `port` may a TCP
+  socket connect. Returns a file descriptor.
   """
-  version = _syscall('landlock_create_ruleset', None, ctypes.c_size_t(0), 1)
+  version = _landlock_version()
+  if port and version < _VERSION_OF_PORTS:
+    raise OSError(
+      errno.ENOSYS,
+      f'Landlock of this kernel has version {version}, and rules for ports came'
+      f' with version {_VERSION_OF_PORTS} (Linux 6.7)',
+    )
   bits = 13 + (version >= 2) + (version >= 3) + (version >= 5)
   handled = (1 << bits) - 1
   net = 3 if version >= 4 else 0
@@ -269,6 +318,10 @@ def _landlock(readable: list[str], scratch: str | None) -> int:
     rule = struct.pack('=Qi', access, file)
     _syscall('landlock_add_rule', rules, 1, rule, 0)
     os.close(file)
+  if port:
+    connect = 2
+    rule = struct.pack('=QQ', connect, port)
+    _syscall('landlock_add_rule', rules, 2, rule, 0)
   return rules
 
 
@@ -295,12 +348,16 @@ _DENIED = {
   # No limit of memory counts the pages of these files.
   'memfd_create': (319, 279), 'memfd_secret': (447, 447),
 }  # fmt: skip
-# Landlock does not guard these.
-_DENIED_BESIDE_LANDLOCK = {
+# Landlock guards these since its version 6.
+_SIGNALS = {
   'kill': (62, 129), 'tkill': (200, 130), 'tgkill': (234, 131),
   'rt_sigqueueinfo': (129, 138), 'rt_tgsigqueueinfo': (297, 240),
-  'pidfd_send_signal': (424, 424), 'truncate': (76, 45), 'chmod': (90, -1),
-  'fchmod': (91, 52), 'fchmodat': (268, 53), 'fchmodat2': (452, 452),
+  'pidfd_send_signal': (424, 424),
+}  # fmt: skip
+# Landlock does not guard these.
+_DENIED_BESIDE_LANDLOCK = {
+  'truncate': (76, 45), 'chmod': (90, -1), 'fchmod': (91, 52),
+  'fchmodat': (268, 53), 'fchmodat2': (452, 452),
   'chown': (92, -1), 'fchown': (93, 55), 'lchown': (94, -1),
   'fchownat': (260, 54), 'utime': (132, -1), 'utimes': (235, -1),
   'futimesat': (261, -1), 'utimensat': (280, 88), 'setxattr': (188, 5),
@@ -322,15 +379,39 @@ _DENIED_REQUESTS = {
 }
 _CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
 _SOCKET_PAIR, _STREAM = (53, 199), 1
+_INTERNET, _TCP = 2, 6  # AF_INET, IPPROTO_TCP
+# Sends that connect by themselves, which Landlock does not see: the offset of
+# their flags.
+_SENDS = {(44, 206): 40, (46, 211): 32, (307, 269): 40}
+_FAST_OPEN = 0x20000000
+_LISTEN = (50, 201)
+# A protocol on top of TCP (SMC) that takes its place.
+_SET_OPTION, _UPPER_PROTOCOL = (54, 208), 31
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _AND = 0x54
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def _filter(landlock: bool) -> bytes:
-  """A filter of system calls: these fail with 'not permitted'."""
-  denied = {**_DENIED, **(_DENIED_BESIDE_LANDLOCK if landlock else {})}
+def _filter(landlock: bool, port: bool = False) -> bytes:
+  """A filter of system calls: these fail with 'not permitted'.
+
+  Args:
+    landlock: Whether Landlock confines the process, and no namespaces.
+    port: Whether it may make sockets of TCP.
+  """
+  denied = dict(_DENIED)
+  if landlock:
+    denied |= _DENIED_BESIDE_LANDLOCK
+    # A program that others have written ends what it starts.
+    if not port or _landlock_version() < _VERSION_OF_SIGNALS:
+      denied |= _SIGNALS
+  if port:
+    del denied['socket'], denied['connect']
+    if landlock:  # a socket that only listens needs no `bind`
+      denied['listen'] = _LISTEN
+    else:
+      del denied['bind']
   arch = _number((0xC000003E, 0xC00000B7))
   refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
   program = [
@@ -344,6 +425,8 @@ def _filter(landlock: bool) -> bytes:
   for numbers in denied.values():
     if _number(numbers) >= 0:
       program += [(_EQUAL, 0, 1, _number(numbers)), refuse]
+  if port:
+    program += _tcp_alone(landlock)
   # A pair of streams reaches nothing else. One of datagrams sends to any unix
   # socket that is named with a message, where no filter can read the name.
   program += [
@@ -379,6 +462,47 @@ def _filter(landlock: bool) -> bytes:
     ]
   program.append((_RETURN, 0, 0, _ALLOW))
   return b''.join(struct.pack('=HBBI', *one) for one in program)
+
+
+def _tcp_alone(landlock: bool) -> list[tuple[int, int, int, int]]:
+  """The part of a filter that refuses all sockets but those of TCP.
+
+  Other protocols of streams (MPTCP, SCTP) are none of those that Landlock
+  guards, and sockets of virtual machines are in no namespace.
+  """
+  refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+  program = [
+    (_EQUAL, 0, 10, _number(_DENIED['socket'])),
+    (_LOAD, 0, 0, 16),
+    (_EQUAL, 0, 6, _INTERNET),
+    (_LOAD, 0, 0, 24),
+    (_AND, 0, 0, 0xF),
+    (_EQUAL, 0, 3, _STREAM),
+    (_LOAD, 0, 0, 32),
+    (_EQUAL, 2, 0, 0),
+    (_EQUAL, 1, 0, _TCP),
+    refuse,
+    (_RETURN, 0, 0, _ALLOW),
+  ]
+  if landlock:
+    for numbers, flags in _SENDS.items():
+      program += [
+        (_EQUAL, 0, 4, _number(numbers)),
+        (_LOAD, 0, 0, flags),
+        (_ANY_BIT, 0, 1, _FAST_OPEN),
+        refuse,
+        (_RETURN, 0, 0, _ALLOW),
+      ]
+    program += [
+      (_EQUAL, 0, 6, _number(_SET_OPTION)),
+      (_LOAD, 0, 0, 24),
+      (_EQUAL, 0, 3, _TCP),
+      (_LOAD, 0, 0, 32),
+      (_EQUAL, 0, 1, _UPPER_PROTOCOL),
+      refuse,
+      (_RETURN, 0, 0, _ALLOW),
+    ]
+  return program
 
 
 def _install(program: bytes) -> None:

@@ -220,6 +220,8 @@ def _become(spec: dict) -> None:
     import _confine  # pyright: ignore[reportMissingImports]
 
     _confine.enter(spec)
+  for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
   env = spec['env']
   if env is None:
     env = dict(os.environ)

@@ -11,6 +11,7 @@ an attacker who knows a hole of the kernel: for that, use a virtual machine.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ MEANS = ('namespaces', 'landlock')
 _LOOK_SECS = 0.1  # at a scratch folder that has no limit of its own
 
 # What a program needs of the system, beside Python itself.
-_SYSTEM = (
+SYSTEM = (
   '/usr', '/lib', '/lib32', '/lib64', '/bin', '/sbin', '/etc/ld.so.cache',
   '/etc/alternatives', '/etc/localtime',
 )  # fmt: skip
@@ -226,7 +227,7 @@ def _guarded(
         'scratch_bytes': limits.scratch_bytes,
         'files': files if means == 'namespaces' else {},
         'readable': readable(limits.readable),
-        'links': _interpreter_links(),
+        'links': links(sys.executable),
       },
     )
   finally:
@@ -316,33 +317,35 @@ def readable(more: Sequence[str] = ()) -> list[str]:
   if os.path.exists(os.path.join(above, 'lib', name, 'os.py')):
     found.add(above)
   found |= {os.path.realpath(path) for path in found}
-  # Python directly in / or in a home folder would show all of it.
+  found = set(without_home(found))
+  return sorted({*SYSTEM, *found, *map(os.path.abspath, more)})
+
+
+def without_home(paths: Iterable[str]) -> Iterator[str]:
+  """Paths but for / and those that would show all of a home folder."""
   home = os.path.realpath(os.path.expanduser('~'))
-  found = {
-    os.path.normpath(path)
-    for path in found
-    if os.path.commonpath([path, home]) != os.path.normpath(path)
-  }
-  return sorted({*_SYSTEM, *found, *map(os.path.abspath, more)})
+  for path in map(os.path.normpath, paths):
+    if os.path.commonpath([path, home]) != path:
+      yield path
 
 
-def _interpreter_links() -> dict[str, str]:
-  """The links from `sys.executable` to the program itself, by their paths.
+def links(path: str) -> dict[str, str]:
+  """The links from a program's path to the program itself, by their paths.
 
   The folder of such a link is not shown: `~/.local/bin` may have one, and the
   keyrings of a person lie in `~/.local` too.
   """
-  links: dict[str, str] = {}
-  path = os.path.abspath(sys.executable)
+  found: dict[str, str] = {}
+  path = os.path.abspath(path)
   while True:
     folder, name = os.path.split(path)
     place = os.path.join(os.path.realpath(folder), name)
     if path != place:  # a folder of the path is a link
-      links[path] = place
-    if not os.path.islink(place) or place in links:
-      return links
-    links[place] = os.readlink(place)
-    path = os.path.join(os.path.dirname(place), links[place])
+      found[path] = place
+    if not os.path.islink(place) or place in found:
+      return found
+    found[place] = os.readlink(place)
+    path = os.path.join(os.path.dirname(place), found[place])
     path = os.path.normpath(path)
 
 
