@@ -329,6 +329,26 @@ def test_a_turn_may_be_as_long_as_what_is_left():
   assert limits_asked(context_tokens=length) == ([], 'context')
 
 
+def test_contexts_that_ask_at_once_have_what_the_others_leave():
+  async def episode(policy, example, seed):
+    await policy.say('a')
+    forks = [policy.fork() for _ in range(3)]
+    await asyncio.gather(*(fork.say('b') for fork in forks))
+
+  def limits_of(**changes):
+    engine, _, ((one,),) = play(
+      episode, records=RECORDS[:1], group=1, **changes
+    )
+    return engine, [one.limit for one in engine.requests]
+
+  engine, limits = limits_of()
+  assert limits == [12] * 4
+  first, second = (len(one.ids) for one in engine.requests[:2])
+  assert limits_of(episode_tokens=2 + 12 + 12 + 5)[1] == [12, 12, 12, 5]
+  size = second + 12 + (second - first - 2) + 7
+  assert limits_of(context_tokens=size, turns=3)[1] == [12, 12, 7]
+
+
 def test_whom_a_limit_meets_is_no_matter_of_who_came_first():
   found = []
   for order in ((0, 1), (1, 0)):
