@@ -558,6 +558,31 @@ def test_tools_are_those_of_a_context():
   assert ['beta' in text for text in read] == [False, True]
 
 
+def test_the_same_words_are_read_by_the_tools_of_their_context():
+  text = '<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n'
+  ids = TOKENIZER.encode(f'{text}</function>\n</tool_call>')
+  found = []
+
+  async def episode(policy, example):
+    for kind in 'integer', 'string':
+      tool = schema('add')
+      tool['function']['parameters'] = {'properties': {'a': {'type': kind}}}
+      reply = await policy.fork().say('a', tools=[tool])
+      found.extend(call.arguments for call in reply.calls)
+
+  _, _, ((one,),) = play(
+    episode,
+    lambda *_: [*ids, TOKENIZER.eos_ids[0]],
+    RECORDS[:1],
+    1,
+    formats.find('xml'),
+    turn_tokens=999,
+    episode_tokens=9999,
+    context_tokens=9999,
+  )
+  assert one.failure == '' and found == [{'a': 1}, {'a': '1'}]
+
+
 def test_the_limit_that_cuts_a_turn_is_named():
   async def long(policy, example):
     await policy.say('Well?')
