@@ -498,7 +498,7 @@ class _Asking:
       self._format, pieces, self._opened, cut, tools, self._special
     )
     # Calls depend on the tools of the episode, which may change its arguments.
-    if not parsed.calls and not parsed.problems and len(text) <= _MOST_KEPT:
+    if not parsed.calls and len(text) <= _MOST_KEPT:
       self._turns[key] = text, parsed
     return text, parsed
 
