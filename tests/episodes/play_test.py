@@ -349,6 +349,28 @@ def test_contexts_that_ask_at_once_have_what_the_others_leave():
   assert limits_of(context_tokens=size, turns=3)[1] == [12, 12, 7]
 
 
+def test_of_a_long_result_the_middle_is_left_out():
+  text = 'zyxwvutsrq'
+  assert len(TOKENIZER.encode(text)) == 10
+
+  async def episode(policy, example, seed):
+    await policy.say(text)
+    await policy.say({'role': 'tool', 'content': text})
+
+  for most, shown in (
+    (10, text),
+    (9, 'zyxwv\n[1 tokens left out]\ntsrq'),
+    (5, 'zyx\n[5 tokens left out]\nrq'),
+    (1, 'z\n[9 tokens left out]\n'),
+  ):
+    engine, _, ((one,),) = play(
+      episode, records=RECORDS[:1], group=1, result_tokens=most
+    )
+    said = [x['content'] for x in one.account.messages]
+    assert one.failure == '' and said == [text, '1', shown, '2']
+    assert shown in TOKENIZER.decode_whole(engine.requests[1].ids)
+
+
 def test_whom_a_limit_meets_is_no_matter_of_who_came_first():
   found = []
   for order in ((0, 1), (1, 0)):
