@@ -149,7 +149,9 @@ def test_each_call_follows_the_one_before_it_until_its_episode_is_over(queues):
   for one in asked:
     assert one.calls == 4 and len(one.keys) == 1
     if one.follows is not None:
-      before = engine.requests[one.follows[0]]
+      number, place = one.follows
+      before = engine.requests[number]
+      assert place == 0
       assert one.ids[: len(before.ids)] == before.ids
       assert len(one.ids) > len(before.ids) + 2
   assert sum(one.follows is None for one in asked) == (4 if queues else 0)
@@ -418,6 +420,18 @@ def test_first_turns_with_limits_of_their_own_are_requests_of_their_own():
   limits = [one.limit for one in engine.requests]
   assert {1, 2} == {*limits} and len(limits) == 8
   assert all(len(one.keys) == 1 for one in engine.requests)
+
+
+def test_a_round_of_groups_and_of_single_calls_has_a_request_per_episode(
+  queues,
+):
+  async def episode(policy, example, seed):
+    is_alike = example['answer'] == '3'
+    await policy.say('Well?', max_tokens=5 if is_alike else 1 + seed % 2)
+
+  engine, _, _ = play(episode, group=8, options={'alike': False})
+  sizes = [len(one.keys) for one in engine.requests]
+  assert sizes == ([1] * 16 if queues else [8] + [1] * 15)
 
 
 def test_episodes_that_begin_with_other_tokens_have_no_prompt():
