@@ -105,6 +105,7 @@ def test_every_token_that_was_sampled_is_chosen_and_none_beside():
       assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
       assert len(one.account.turn_rewards or ()) == int(answer)
       assert episode.finish == engines.ENDED and one.account.last_text == answer
+      assert episode.holder is None  # there is one process
 
 
 def test_the_episodes_of_a_record_begin_with_one_seed_and_evaluations_alike():
@@ -218,7 +219,7 @@ def test_a_failure_is_no_reward():
   assert one.reward is None and 'no such room' in one.failure
   assert one.episode.chosen.any() and 'no such room' in other.failure
   _, (prompt,), ((one, _),) = play(never, records=RECORDS[:1])
-  assert len(prompt) == 1 and not len(one.episode.ids)
+  assert prompt == [TOKENIZER.eos_ids[0]] and not len(one.episode.ids)
   assert 'cannot begin' in one.failure
 
 
