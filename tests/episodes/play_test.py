@@ -210,6 +210,7 @@ def test_the_end_of_the_whole_text_ends_the_episode():
 def test_a_failure_is_no_reward():
   async def failing(policy, example, seed):
     await policy.say('a')
+    policy.reward(1.0)
     raise KeyError('no such room')
 
   async def never(policy, example, seed):
@@ -221,6 +222,14 @@ def test_a_failure_is_no_reward():
   _, (prompt,), ((one, _),) = play(never, records=RECORDS[:1])
   assert prompt == [TOKENIZER.eos_ids[0]] and not len(one.episode.ids)
   assert 'cannot begin' in one.failure
+
+
+def test_who_gives_no_reward_has_none():
+  async def silent(policy, example, seed):
+    await policy.say('a')
+
+  _, _, ((one,),) = play(silent, records=RECORDS[:1], group=1)
+  assert one.reward is None and not one.failure
 
 
 def test_what_was_away_begins_again_with_the_same_keys():
@@ -693,6 +702,14 @@ def test_the_last_word_is_that_of_the_first_context(late):
   player = Scripted([events.Forked(0, 1, 0), *first], second, [done(0)])
   _, (one,) = scripted(player, 1, answer=answer)
   assert one.account.last_text == f'say {int(late)}'
-  only = Scripted([events.Forked(0, 1, 0), say(0, 'fork', 1)], [done(0)])
-  _, (one,) = scripted(only, 1, answer=answer)
-  assert one.account.last_text == 'say 2'
+
+  def echo(request, _):
+    is_b = 'fork b' in TOKENIZER.decode_whole(request.ids)
+    return [*TOKENIZER.encode('b' if is_b else 'a'), TOKENIZER.eos_ids[0]]
+
+  # Without a turn there, that of the last in the tree.
+  forks = [events.Forked(0, n, 0) for n in (1, 2)]
+  said = [say(0, 'fork a', 1), say(0, 'fork b', 2)]
+  player = Scripted([*forks, *(said[::-1] if late else said)], [done(0)])
+  _, (one,) = scripted(player, 1, answer=echo)
+  assert one.account.last_text == 'b'
