@@ -33,6 +33,7 @@ class FakeEngine:
     pass
 
   def submit(self, request):
+    assert request.follows is None or request.follows[0] not in self.forgotten
     self.requests.append(request)
     self._waiting.append(len(self.requests) - 1)
     return self._waiting[-1]

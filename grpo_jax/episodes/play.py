@@ -105,8 +105,8 @@ class _Live:
   transcript: Transcript
   begin: events.Begin
   contexts: dict[int, Path] = dataclasses.field(default_factory=lambda: {0: ()})
-  # By the numbers of contexts: the tools of its first turn, and the limit that
-  # the turn under way meets first.
+  # By the numbers of contexts: the tools that the turn under way reads, and the
+  # limit that it meets first.
   tools: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   limits: dict[int, str] = dataclasses.field(default_factory=dict)
   chats: set[int] = dataclasses.field(default_factory=set)  # of `Policy.chat`
@@ -317,7 +317,6 @@ class _Asking:
           one.contexts[event.of], event.turns, event.branch
         )
         one.contexts[event.context] = path
-        one.tools[event.context] = one.tools.get(event.of, ())
       case events.Rewarded() if is_trusted:
         before = one.rewards.get(event.turn, 0.0)
         one.rewards[event.turn] = before + event.value
@@ -341,9 +340,7 @@ class _Asking:
     """Adds messages to a context; the turn behind them, if it is allowed."""
     path, transcript = one.contexts[event.context], one.transcript
     is_whole = event.known is not None
-    if is_whole or (transcript.last(path) is None and event.tools):
-      one.tools[event.context] = event.tools
-    tools = one.tools.get(event.context, ())
+    tools = one.tools[event.context] = event.tools
     try:
       messages = [self._shortened(message) for message in event.messages]
       ids, kept = self._read(one, path, messages, tools, is_whole)
@@ -413,7 +410,7 @@ class _Asking:
     path: Path,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any],
-    is_whole: bool = False,
+    is_whole: bool,
   ) -> tuple[np.ndarray, int | None]:
     """What a context reads next.
 
@@ -470,7 +467,7 @@ class _Asking:
     if one is None or one.attempt != call.attempt:
       return
     self._settle(call)
-    tools = one.tools.get(call.context, ())
+    tools = one.tools[call.context]
     cut = sampled.finish == engines.TRUNCATED
     text, parsed = self._parsed(sampled.ids, cut, tools)
     path, said = one.contexts[call.context], {}
@@ -518,7 +515,7 @@ class _Asking:
       self._format, pieces, self._opened, cut, tools, self._special
     )
     # Calls depend on the tools of the episode, which may change its arguments.
-    if not parsed.calls and not parsed.problems and len(text) <= _MOST_KEPT:
+    if not parsed.calls and len(text) <= _MOST_KEPT:
       self._turns[key] = text, parsed
     return text, parsed
 

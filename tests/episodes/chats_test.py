@@ -286,6 +286,27 @@ def test_an_answer_as_short_as_its_client_wants_goes_on():
     assert one.account.ended == 'length'
 
 
+@pytest.mark.parametrize('text, is_open', [('<think>a', True), ('ab', False)])
+def test_reasoning_is_closed_where_an_answer_is_cut_inside_it(text, is_open):
+  source = trap_templates.ALL['thinking'].source
+  tokenizer = continuation_test._tokenizer(source)
+  ids = tokenizer.encode(text)
+
+  async def short(policy, example):
+    del example
+    reply = await policy.chat([user('a')], max_tokens=len(ids))
+    await policy.chat([user('a'), said(reply), user('b')])
+
+  engine, _, ((one,),) = play(
+    short, lambda *_: [*ids, END], tokenizer=tokenizer
+  )
+  assert one.failure == '' and one.episode.previous is None
+  first, second = (one.ids for one in engine.requests)
+  assert second[: len(first) + len(ids)] == [*first, *ids]
+  new = tokenizer.decode_whole(second[len(first) + len(ids) :])
+  assert ('</think>' in new) == is_open
+
+
 def test_stop_strings_are_those_of_a_call():
   async def stopping(policy, example):
     del example

@@ -105,6 +105,7 @@ def test_every_token_that_was_sampled_is_chosen_and_none_beside():
       assert one.reward == pytest.approx(1 - 0.25 * (int(answer) - 1))
       assert len(one.account.turn_rewards or ()) == int(answer)
       assert episode.finish == engines.ENDED and one.account.last_text == answer
+      assert episode.holder is None  # there is one process
 
 
 def test_the_episodes_of_a_record_begin_with_one_seed_and_evaluations_alike():
@@ -149,7 +150,9 @@ def test_each_call_follows_the_one_before_it_until_its_episode_is_over(queues):
   for one in asked:
     assert one.calls == 4 and len(one.keys) == 1
     if one.follows is not None:
-      before = engine.requests[one.follows[0]]
+      number, place = one.follows
+      before = engine.requests[number]
+      assert place == 0
       assert one.ids[: len(before.ids)] == before.ids
       assert len(one.ids) > len(before.ids) + 2
   assert sum(one.follows is None for one in asked) == (4 if queues else 0)
@@ -207,6 +210,7 @@ def test_the_end_of_the_whole_text_ends_the_episode():
 def test_a_failure_is_no_reward():
   async def failing(policy, example, seed):
     await policy.say('a')
+    policy.reward(1.0)
     raise KeyError('no such room')
 
   async def never(policy, example, seed):
@@ -216,8 +220,16 @@ def test_a_failure_is_no_reward():
   assert one.reward is None and 'no such room' in one.failure
   assert one.episode.chosen.any() and 'no such room' in other.failure
   _, (prompt,), ((one, _),) = play(never, records=RECORDS[:1])
-  assert len(prompt) == 1 and not len(one.episode.ids)
+  assert prompt == [TOKENIZER.eos_ids[0]] and not len(one.episode.ids)
   assert 'cannot begin' in one.failure
+
+
+def test_who_gives_no_reward_has_none():
+  async def silent(policy, example, seed):
+    await policy.say('a')
+
+  _, _, ((one,),) = play(silent, records=RECORDS[:1], group=1)
+  assert one.reward is None and not one.failure
 
 
 def test_what_was_away_begins_again_with_the_same_keys():
@@ -329,6 +341,48 @@ def test_a_turn_may_be_as_long_as_what_is_left():
   assert limits_asked(context_tokens=length) == ([], 'context')
 
 
+def test_contexts_that_ask_at_once_have_what_the_others_leave():
+  async def episode(policy, example, seed):
+    await policy.say('a')
+    forks = [policy.fork() for _ in range(3)]
+    await asyncio.gather(*(fork.say('b') for fork in forks))
+
+  def limits_of(**changes):
+    engine, _, ((one,),) = play(
+      episode, records=RECORDS[:1], group=1, **changes
+    )
+    return engine, [one.limit for one in engine.requests]
+
+  engine, limits = limits_of()
+  assert limits == [12] * 4
+  first, second = (len(one.ids) for one in engine.requests[:2])
+  assert limits_of(episode_tokens=2 + 12 + 12 + 5)[1] == [12, 12, 12, 5]
+  size = second + 12 + (second - first - 2) + 7
+  assert limits_of(context_tokens=size, turns=3)[1] == [12, 12, 7]
+
+
+def test_of_a_long_result_the_middle_is_left_out():
+  text = 'zyxwvutsrq'
+  assert len(TOKENIZER.encode(text)) == 10
+
+  async def episode(policy, example, seed):
+    await policy.say(text)
+    await policy.say({'role': 'tool', 'content': text})
+
+  for most, shown in (
+    (10, text),
+    (9, 'zyxwv\n[1 tokens left out]\ntsrq'),
+    (5, 'zyx\n[5 tokens left out]\nrq'),
+    (1, 'z\n[9 tokens left out]\n'),
+  ):
+    engine, _, ((one,),) = play(
+      episode, records=RECORDS[:1], group=1, result_tokens=most
+    )
+    said = [x['content'] for x in one.account.messages]
+    assert one.failure == '' and said == [text, '1', shown, '2']
+    assert shown in TOKENIZER.decode_whole(engine.requests[1].ids)
+
+
 def test_whom_a_limit_meets_is_no_matter_of_who_came_first():
   found = []
   for order in ((0, 1), (1, 0)):
@@ -376,6 +430,18 @@ def test_first_turns_with_limits_of_their_own_are_requests_of_their_own():
   limits = [one.limit for one in engine.requests]
   assert {1, 2} == {*limits} and len(limits) == 8
   assert all(len(one.keys) == 1 for one in engine.requests)
+
+
+def test_a_round_of_groups_and_of_single_calls_has_a_request_per_episode(
+  queues,
+):
+  async def episode(policy, example, seed):
+    is_alike = example['answer'] == '3'
+    await policy.say('Well?', max_tokens=5 if is_alike else 1 + seed % 2)
+
+  engine, _, _ = play(episode, group=8, options={'alike': False})
+  sizes = [len(one.keys) for one in engine.requests]
+  assert sizes == ([1] * 16 if queues else [8] + [1] * 15)
 
 
 def test_episodes_that_begin_with_other_tokens_have_no_prompt():
@@ -538,6 +604,31 @@ def test_tools_are_those_of_a_context():
   assert ['beta' in text for text in read] == [False, True]
 
 
+def test_the_same_words_are_read_by_the_tools_of_their_context():
+  text = '<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n'
+  ids = TOKENIZER.encode(f'{text}</function>\n</tool_call>')
+  found = []
+
+  async def episode(policy, example):
+    for kind in 'integer', 'string':
+      tool = schema('add')
+      tool['function']['parameters'] = {'properties': {'a': {'type': kind}}}
+      reply = await policy.fork().say('a', tools=[tool])
+      found.extend(call.arguments for call in reply.calls)
+
+  _, _, ((one,),) = play(
+    episode,
+    lambda *_: [*ids, TOKENIZER.eos_ids[0]],
+    RECORDS[:1],
+    1,
+    formats.find('xml'),
+    turn_tokens=999,
+    episode_tokens=9999,
+    context_tokens=9999,
+  )
+  assert one.failure == '' and found == [{'a': 1}, {'a': '1'}]
+
+
 def test_the_limit_that_cuts_a_turn_is_named():
   async def long(policy, example):
     await policy.say('Well?')
@@ -611,6 +702,14 @@ def test_the_last_word_is_that_of_the_first_context(late):
   player = Scripted([events.Forked(0, 1, 0), *first], second, [done(0)])
   _, (one,) = scripted(player, 1, answer=answer)
   assert one.account.last_text == f'say {int(late)}'
-  only = Scripted([events.Forked(0, 1, 0), say(0, 'fork', 1)], [done(0)])
-  _, (one,) = scripted(only, 1, answer=answer)
-  assert one.account.last_text == 'say 2'
+
+  def echo(request, _):
+    is_b = 'fork b' in TOKENIZER.decode_whole(request.ids)
+    return [*TOKENIZER.encode('b' if is_b else 'a'), TOKENIZER.eos_ids[0]]
+
+  # Without a turn there, that of the last in the tree.
+  forks = [events.Forked(0, n, 0) for n in (1, 2)]
+  said = [say(0, 'fork a', 1), say(0, 'fork b', 2)]
+  player = Scripted([*forks, *(said[::-1] if late else said)], [done(0)])
+  _, (one,) = scripted(player, 1, answer=echo)
+  assert one.account.last_text == 'b'

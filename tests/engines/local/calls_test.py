@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import engines
 from grpo_jax import models
+from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import contexts
 from grpo_jax.mesh import sharding
 from tests import compilations
@@ -222,8 +223,9 @@ def test_nothing_is_kept_of_what_is_forgotten(reference):
   assert not any(any(pool.contexts) for pool in queue._pools.values())
 
 
-def test_a_second_tree_compiles_nothing(reference):
+def test_a_second_tree_compiles_nothing(reference, monkeypatch):
   made, *_ = reference
+  monkeypatch.setattr(calls.Queue, '_try', None)  # not even to see
   with compilations.compiled_programs() as programs:
     draw(made, shuffled(9))
   assert not programs
@@ -311,6 +313,67 @@ def test_the_first_tree_compiles_what_others_of_its_width_need(shards):
   with compilations.compiled_programs() as programs:
     found = draw(made, tree=long)[1]
   assert any(one.parked for one in found) and not programs
+
+
+@pytest.mark.quick
+def test_how_much_is_read_at_once_depends_on_the_parameters():
+  shapes = lambda size: {'w': jax.ShapeDtypeStruct((size,), np.float32)}
+  (least, most), flops = calls._READ_TOKENS['cpu'], calls._READ_FLOPS
+  middle = flops // (2 * 1000)  # takes as many operations for 1000 tokens
+  for size, tokens in ((1, most), (middle, 1000), (flops, least)):
+    assert calls.tokens_at_once(shapes(size), None) == tokens
+  for fsdp, some in ((1, 4), (2, 4), (4, 4), (8, 8)):
+    mesh = sharding.make_mesh(fsdp=fsdp, tensor=8 // fsdp)
+    assert calls.longest_read(shapes(1), mesh, 32) == (some, 1024)
+  # No more than there are, and at least one of each shard.
+  assert calls.rows_at_once(4096, 4, rows=8, shards=2) == 4
+  assert calls.rows_at_once(64, 64, rows=8, shards=2) == 1
+
+
+@pytest.mark.quick
+def test_most_of_a_piece_is_no_padding():
+  queue = calls.Queue(model(), {}, 0, [64], 2)
+  vars(queue)['_most_tokens'] = 256
+  assert calls.pieces_of(256) == [4, 16, 64, 256]
+  for count, piece in (
+    (1, 4), (4, 4), (7, 4), (8, 16), (17, 16), (31, 16), (32, 64), (64, 64),
+    (127, 64), (128, 256), (999, 256),
+  ):  # fmt: skip
+    assert queue._piece(count) == piece
+
+
+def test_a_row_that_has_ended_does_not_wait_for_all_others(reference):
+  made, asked, found, _ = reference
+  some = [asked[n]._replace(follows=None) for n in (0, 5, 7)]
+  assert min(len(found[n].ids) for n in (0, 5, 7)) > 4
+  first, *others = map(made.submit, (some[0]._replace(limit=2), *some))
+  turns = made.completed()
+  assert [one.request for one in next(turns)] == [first]
+  assert sum(map(len, turns)) == 3
+  for number in first, *others:
+    made.forget(number)
+
+
+def test_who_has_waited_longest_is_parked():
+  tree = (
+    *((None, 0, (n,), 4) for n in (5, 6, 8)),
+    (1, 0, (9,), 4),
+    (0, 0, (9,), 4),
+  )
+  made = engine(max_rows=2)
+  found = draw(made, lambda ready: ready[:1], tree)
+  assert [one.parked for one in found[1]] == [False] * 4 + [True]
+
+
+def test_the_caches_of_a_pool_are_written_where_they_are(reference):
+  made, asked, *_ = reference
+  number = made.submit(asked[0])
+  (pool,) = made._queue._pools.values() or [made._queue._pool(24)]
+  before = jax.tree.leaves(pool.cache)
+  ((one,),) = made.completed()
+  assert one.request == number
+  assert all(x.is_deleted() for x in before)
+  made.forget(number)
 
 
 def test_the_longest_row_holds_what_a_call_may_read_and_draw():
