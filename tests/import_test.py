@@ -18,7 +18,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / 'grpo_jax'
 _RUN = {
   'config', 'data', 'diagnostics', 'engines', 'environments', 'episodes',
   'hosts', 'learner', 'losses', 'mesh', 'models', 'monitor', 'optim', 'rewards',
-  'rollouts',
+  'rollouts', 'serving',
 }  # fmt: skip
 ALLOWED = {
   '__main__': {'commands'},
@@ -31,9 +31,9 @@ ALLOWED = {
     'config', 'diagnostics', 'losses', 'models', 'monitor', 'optim', 'rollouts',
     'run',
   },
-  'serving': {'config', 'data', 'engines', 'environments'},
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,
+  'serving': {'config', 'data', 'engines', 'environments'},
   'learner': {'episodes', 'losses', 'mesh', 'models', 'optim'},
   'rollouts': {'config', 'data', 'episodes', 'mesh'},
   'episodes': {

@@ -88,7 +88,10 @@ def _asked(arguments: Arguments) -> _Asked:
     )
   if name is None:
     fields = config.environment
-    name, kwargs = fields.name, {**fields.kwargs, **kwargs}
+    from grpo_jax.run.build import environment as build_environment
+
+    name = fields.name
+    kwargs = {**build_environment.arguments(config), **kwargs}
     if tokenizer is None:
       from grpo_jax.run.build import data as build_data
 

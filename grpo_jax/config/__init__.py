@@ -13,6 +13,7 @@ from grpo_jax.config.changes import check_allowed
 from grpo_jax.config.changes import is_allowed
 from grpo_jax.config.changes import is_free
 from grpo_jax.config.changes import kind_of
+from grpo_jax.config.fields import Agent
 from grpo_jax.config.fields import Checkpoint
 from grpo_jax.config.fields import Config
 from grpo_jax.config.fields import Data
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
   import ml_collections
 
 __all__ = [
-  'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Environment', 'Evaluation',
-  'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim', 'REWARD_METRICS',
-  'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp', 'Workers',
-  'check_allowed', 'dataclass_from_dict', 'default', 'flat', 'is_allowed',
-  'is_free', 'kind_of', 'resolve', 'within',
+  'Agent', 'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Environment',
+  'Evaluation', 'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim',
+  'REWARD_METRICS', 'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp',
+  'Workers', 'check_allowed', 'dataclass_from_dict', 'default', 'flat',
+  'is_allowed', 'is_free', 'kind_of', 'resolve', 'within',
 ]  # fmt: skip
 
 

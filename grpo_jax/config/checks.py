@@ -198,6 +198,7 @@ def checks(config: Any):
       f'give {_LEAST_GIB} or more',
     )
   yield from _checks_of_environment(config)
+  yield from _checks_of_agent(config)
   yield (
     not config.lora.rank or len(config.lora.targets) > 0,
     f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
@@ -431,6 +432,46 @@ def _checks_of_rewards(rewards: Any):
       f'{where}.failed_reward={reward.failed_reward} with on_failure='
       "'invalid', which leaves the completion out; give on_failure='reward'",
     )
+
+
+def _checks_of_agent(config: Any):
+  """As `checks`, of somebody's agent."""
+  agent, environment = config.agent, config.environment
+  given = [x for x in ('command', 'function') if getattr(agent, x)]
+  if environment.name != 'agent':
+    yield (
+      not given,
+      f'agent.{"".join(given[:1])} with environment.name={environment.name!r}, '
+      "which does not play it; give environment.name='agent'",
+    )
+    return
+  yield (
+    len(given) == 1,
+    "environment.name='agent' with "
+    + ('agent.command and agent.function' if given else 'no agent')
+    + '; give one of agent.command and agent.function',
+  )
+  for name, of in ('kwargs', 'function'), ('variables', 'command'):
+    yield (
+      not getattr(agent, name) or of in given,
+      f'agent.{name}={getattr(agent, name)!r:.60} without agent.{of}, to which '
+      'it belongs; leave it out',
+    )
+  yield (
+    all(isinstance(x, str) for x in agent.variables.values()),
+    f'agent.variables={agent.variables!r:.80}, which must be texts by names',
+  )
+  yield (
+    not environment.kwargs,
+    f'environment.kwargs={environment.kwargs!r:.60} with environment.name='
+    "'agent'; give agent.kwargs",
+  )
+  yield (
+    agent.trust_agent or 'environment' not in [x.name for x in config.rewards],
+    "a reward with name='environment' that an agent would give itself; name "
+    'rewards that read what it has said, or give agent.trust_agent=True if no '
+    'code of the policy runs in it',
+  )
 
 
 def _checks_of_environment(config: Any):

@@ -360,8 +360,8 @@ class Environment:
   name: str = field(
     '',
     "The environment: your own as 'module:Thing', or one of another package, "
-    "as 'textarena:NAME'; see the README of environments. '': none, and "
-    'each completion is a single turn.',
+    "as 'textarena:NAME'; see the README of environments. 'agent' is that of "
+    "config.agent. '': none, and each completion is a single turn.",
   )
   kwargs: dict[str, Any] = field({}, 'Arguments of the environment.')
   others: dict[str, Any] = field(
@@ -441,6 +441,42 @@ class Environment:
     'Share of the episodes of a rollout that may fail; if more do, the run is '
     'saved and ends. 1: it always goes on.',
     change=FREE,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+  """Somebody's agent, which plays the episodes of environment.name='agent'.
+
+  Its client of OpenAI's API asks a server beside the episode; see the README of
+  serving.
+  """
+
+  command: str = field(
+    '',
+    "A command that is the agent, such as 'python my_agent.py'. It finds the "
+    'server in OPENAI_BASE_URL and OPENAI_API_KEY, and its record as JSON on '
+    'the first line of standard input.',
+  )
+  function: str = field(
+    '',
+    "Or a function 'module:function' that is the agent, called with example, "
+    'base_url and api_key.',
+  )
+  kwargs: dict[str, Any] = field({}, 'More arguments of the function.')
+  variables: dict[str, Any] = field(
+    {}, 'More variables of the environment of the command: texts.'
+  )
+  trains: str = field(
+    '',
+    "A function 'module:function' of (messages, tools) that says whether the "
+    'answer to a chat is learned from; all are without it.',
+  )
+  trust_agent: bool = field(
+    False,
+    'Whether what the agent says of its own worth counts: what it returns or '
+    'prints last, the rewards that it posts, the turns that it leaves out. Not '
+    'if code that the policy writes runs in its process.',
   )
 
 
@@ -1026,6 +1062,7 @@ class Config:
   )
   workers: Workers = Workers()
   environment: Environment = Environment()
+  agent: Agent = Agent()
   sampler: Sampler = Sampler()
   optim: Optim = Optim()
   learner: Learner = Learner()

@@ -115,7 +115,10 @@ def within(name: str, groups: tuple[str, ...]) -> bool:
 
 
 # The ends of the names of fields that are dicts of a user's own names.
-_DICTS = '_kwargs', '.kwargs', 'learner.fields', 'environment.others'
+_DICTS = (
+  '_kwargs', '.kwargs', 'learner.fields', 'environment.others',
+  'agent.variables',
+)  # fmt: skip
 
 
 def flat(values: Any, name: str = '') -> dict[str, Any]:

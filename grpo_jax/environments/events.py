@@ -108,6 +108,7 @@ class Done(NamedTuple):
     parse_errors: How much of the replies could not be read.
     secs: What the environment took itself; waiting for the policy is left out.
     counts: What else was counted, by names.
+    heard: The turns that chats were answered with, or more; see `Policy.chat`.
   """
 
   episode: int
@@ -117,6 +118,7 @@ class Done(NamedTuple):
   parse_errors: int = 0
   secs: float = 0.0
   counts: Mapping[str, int] = {}
+  heard: Sequence[int] = ()
 
 
 class Failed(NamedTuple):
@@ -183,19 +185,25 @@ def decode(data: bytes) -> list[Word]:
     ValueError: It is none of them.
   """
   try:
-    found = [_KINDS[kind](*fields) for kind, *fields in json.loads(data)]
     return [
-      one._replace(
-        messages=tuple(one.messages),
-        tools=tuple(one.tools),
-        stops=tuple(one.stops),
-      )
-      if isinstance(one, Say)
-      else one
-      for one in found
+      _with_tuples(_KINDS[kind](*fields)) for kind, *fields in json.loads(data)
     ]
   except (KeyError, TypeError, RecursionError) as error:
     raise ValueError(f'no words: {plain_text.named(error)}') from error
+
+
+def _with_tuples(word: Word) -> Word:
+  """A word whose lists of JSON are tuples again."""
+  match word:
+    case Say():
+      return word._replace(
+        messages=tuple(word.messages),
+        tools=tuple(word.tools),
+        stops=tuple(word.stops),
+      )
+    case Done():
+      return word._replace(heard=tuple(word.heard))
+  return word
 
 
 def plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from grpo_jax.environments import playing
 from grpo_jax.environments import tools as tools_lib
 
 _OWN = {
+  'agent': 'grpo_jax.serving.agents:play',  # what plays `config.agent`
   'calculator': 'grpo_jax.environments.calculator:calculator',
   'python': 'grpo_jax.environments.python_tool:Python',
 }

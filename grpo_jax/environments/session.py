@@ -285,6 +285,7 @@ class Session:
         self._parse_errors,
         self._own_secs(),
         self.counts,
+        tuple(sorted(self.turns)) if self._chats is not None else (),
       )
       self.kept = play
     except BaseException as error:

@@ -10,6 +10,7 @@ them run. Several processes tell each other all calls; see `meeting`.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -108,6 +109,8 @@ class _Live:
   # the turn under way meets first.
   tools: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
   limits: dict[int, str] = dataclasses.field(default_factory=dict)
+  chats: set[int] = dataclasses.field(default_factory=set)  # of `Policy.chat`
+  answered: set[int] = dataclasses.field(default_factory=set)  # turns of those
   rewards: dict[int, float] = dataclasses.field(default_factory=dict)
   reward: float | None = None
   failure: str = ''
@@ -140,6 +143,7 @@ def play(
   hosts: meeting_lib.Hosts = meeting_lib.ALONE,
   renders: bool = False,
   use: EngineUse | None = None,
+  untrusted: Collection[str] = (),
 ) -> tuple[list[list[int]], list[list[Played]]]:
   """Plays G episodes of each of P records.
 
@@ -167,6 +171,7 @@ def play(
     renders: Whether each turn reads the whole chat as the template writes it
       then, in the place of what it has read and sampled and what is new.
     use: Is told how the engine is used.
+    untrusted: The environments that cannot say what an episode is worth.
 
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
@@ -185,7 +190,9 @@ def play(
       begin = events.Begin(p * group + g, records[p], start, name)
       live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
       player.begin(begin)
-  asking = _Asking(live, tokenizer, player, call_format, limits, renders)
+  asking = _Asking(
+    live, tokenizer, player, call_format, limits, renders, untrusted
+  )
   meeting, number = meeting_lib.Meeting(hosts), len(records) * group
   use = use or EngineUse()
   use.begin(engine, number)
@@ -215,8 +222,9 @@ class _Asking:
     call_format: formats.Format,
     limits: Limits,
     renders: bool,
+    untrusted: Collection[str] = (),
   ):
-    self._renders = renders
+    self._renders, self._untrusted = renders, untrusted
     self._live, self._tokenizer, self._player = live, tokenizer, player
     self._format, self._limits = call_format, limits
     self._opened = tokenizer.opens_reasoning()
@@ -302,6 +310,7 @@ class _Asking:
   def _take(self, event: Any) -> None:
     """Notes what has happened beside what was said."""
     one = self._live[event.episode]
+    is_trusted = one.begin.environment not in self._untrusted
     match event:
       case events.Forked():
         path = one.transcript.fork(
@@ -309,13 +318,15 @@ class _Asking:
         )
         one.contexts[event.context] = path
         one.tools[event.context] = one.tools.get(event.of, ())
-      case events.Rewarded():
+      case events.Rewarded() if is_trusted:
         before = one.rewards.get(event.turn, 0.0)
         one.rewards[event.turn] = before + event.value
       case events.LeftOut():
         one.transcript.left_out.add(event.turn)
       case events.Done():
-        one.is_over, one.reward = True, event.reward
+        one.is_over = True
+        one.transcript.left_out |= one.answered - {*event.heard}
+        one.reward = event.reward if is_trusted else None
         names = 'tool_calls', 'tool_errors', 'parse_errors', 'secs', 'counts'
         one.counts = {name: getattr(event, name) for name in names}
       case events.Failed() if event.unavailable:
@@ -362,6 +373,8 @@ class _Asking:
       return None
     chat = messages if is_whole else ()
     transcript.read(path, ids, messages[event.known :], kept, chat)
+    if event.is_chat:
+      one.chats.add(event.context)
     name, limit = self._limit(event, room)
     one.limits[event.context] = name
     one.asked += limit
@@ -466,13 +479,17 @@ class _Asking:
     turn = one.transcript.add(path, sampled, text, said)
     one.said[turn] = parsed.text
     one.requests[turn] = sampled.request
-    if one.ended or one.failure or one.is_over:
-      return  # by another turn
+    if one.ended or one.failure or one.is_over:  # by another turn
+      if call.context in one.chats:
+        one.transcript.left_out.add(turn)  # nobody has heard it
+      return
     limit = one.limits[call.context] if cut else 'end'
     if limit != 'own' and (cut or not self._goes_on(tools, sampled)):
       one.ended = limit
       self._player.cancel(call.number, one.ended)
       return
+    if call.context in one.chats:
+      one.answered.add(turn)
     self._player.answer(
       call.number,
       call.context,

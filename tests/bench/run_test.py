@@ -17,6 +17,7 @@ from tests.bench import plot
 from tests.bench import pools
 from tests.bench import rewards
 from tests.bench import run
+from tests.bench import serving
 from tests.bench import tables
 from tests.bench import work
 
@@ -193,3 +194,12 @@ def test_both_kinds_of_rows_draw_a_case():
   assert all(lanes > 0 and contexts > 0 for lanes, contexts in found)
   lines = pools.table({'A': [(0.1, 0.2), (0.1, 0.3), (0.4, 0.4)]}).splitlines()
   assert lines[2] == '| A | 0.100 | 0.300 | 1.00 to 3.00 |'
+
+
+def test_requests_of_agents_are_counted_and_nothing_is_left():
+  pytest.importorskip('uvicorn')
+  found = serving.measured(rollouts=1, episodes=4, faults=0.3, clients=2)
+  assert found.counts.answered == 4 * serving.TURNS
+  assert found.counts.requests > found.counts.answered
+  assert found.left == (0, 0, 0) and 0 < found.cpu_secs
+  assert serving.table([found]).count('\n') == 2

@@ -21,6 +21,7 @@ from grpo_jax.episodes import play as play_lib
 from grpo_jax.hosts import joining
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build.specs import EnvironmentSpec
+from grpo_jax.serving import agents
 
 _MOST_WORKERS = 16  # by default, however many cores there are
 _GIB = 2**30
@@ -45,7 +46,7 @@ def environment_spec(
   fields = config.environment
   if not fields.name:
     return None
-  played = {'': (fields.name if own is None else own, fields.kwargs)}
+  played = {'': (fields.name if own is None else own, arguments(config))}
   played |= {name: _other(name, one) for name, one in fields.others.items()}
   toolsets, renders = _toolsets(played), fields.history == 'template'
   shown = toolsets if toolsets and tokenizer.reads_tools else [()]
@@ -78,7 +79,23 @@ def environment_spec(
     renders=renders,
     alike=fields.seed == 'group',
     failed_share=fields.failed_share,
+    untrusted=frozenset(
+      [''] if fields.name == 'agent' and not config.agent.trust_agent else ()
+    ),
   )
+
+
+def arguments(config: Config) -> dict[str, Any]:
+  """The arguments of the environment that a config names.
+
+  Raises:
+    ValueError: It is an agent that cannot be played.
+  """
+  if config.environment.name != 'agent':
+    return dict(config.environment.kwargs)
+  given = dataclasses.asdict(config.agent)
+  agents.check(**given)
+  return given
 
 
 def _other(name: str, given: Any) -> tuple[str, dict[str, Any]]:
@@ -299,6 +316,7 @@ def play(
     dataclasses.replace(spec.limits, turn_tokens=max_tokens),
     alike=spec.alike,
     renders=spec.renders,
+    untrusted=spec.untrusted,
     environments=[_begun(spec, record) for record in records],
     **asked,
   )

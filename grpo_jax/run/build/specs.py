@@ -62,6 +62,7 @@ class EnvironmentSpec:
   renders: bool  # whether each turn reads the chat as the template writes it
   alike: bool  # whether all episodes of a record begin with one seed
   failed_share: float  # above which the episodes that failed end the run
+  untrusted: frozenset[str] = frozenset()  # whose own rewards do not count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import types
 
 import pytest
@@ -90,6 +91,98 @@ def test_every_field_is_read():
   for name, read in READ.items():
     assert read(given) == GIVEN[name]
     assert name == 'name' or read(usual) != GIVEN[name], name
+
+
+def helps(example, base_url, api_key, secret='', text='a'):
+  """An agent that does nothing."""
+
+
+AGENT = {
+  'command': 'sh -c true',
+  'function': 'tests.run.build.environment_test:helps',
+  'kwargs': {'text': 'b'},
+  'variables': {'A': 'b'},
+  'trains': 'tests.run.build.environment_test:helps',
+  'trust_agent': True,
+}
+
+
+def agent(rewards=(), environment=(), **fields):
+  more = {'rewards': tuple(map(config_lib.Reward, rewards))} if rewards else {}
+  environment = {'name': 'agent', **dict(environment)}
+  return config_lib.Config(
+    data=made(name=SINGLE).data,
+    environment=config_lib.Environment(**environment),
+    agent=config_lib.Agent(**fields),
+    **more,
+  )
+
+
+@pytest.mark.parametrize('kind', ['command', 'function'])
+def test_every_field_of_an_agent_is_given_to_what_plays_it(kind):
+  names = {x.name for x in dataclasses.fields(config_lib.Agent)}
+  assert names == AGENT.keys()
+  other = {
+    'command': ('function', 'kwargs'),
+    'function': ('command', 'variables'),
+  }
+  given = {k: v for k, v in AGENT.items() if k not in other[kind]}
+  spec = spec_of(agent(**given))
+  name, told = spec.played['']
+  assert name == 'agent' and told.items() >= given.items()
+  assert not spec.untrusted
+  usual = agent(**{kind: AGENT[kind]})
+  assert spec_of(usual).untrusted == {''}
+  assert all(
+    spec_of(usual).played[''][1][k] != AGENT[k] for k in given if k != kind
+  )
+  assert spec_of(made(name=SINGLE)).untrusted == frozenset()
+
+
+@pytest.mark.parametrize(
+  'make, message',
+  [
+    (lambda: agent(), 'no agent; give one of'),
+    (lambda: agent(command='a', function='b'), 'agent.command and agent.func'),
+    (lambda: agent(command='a', kwargs={'a': 1}), 'without agent.function'),
+    (
+      lambda: agent(function='a', variables={'a': 'b'}),
+      'without agent.command',
+    ),
+    (lambda: agent(command='a', variables={'a': 1}), 'must be texts'),
+    (
+      lambda: agent(command='a', environment={'kwargs': {'a': 1}}),
+      'give agent.kwargs',
+    ),
+    (
+      lambda: agent(command='a', rewards=['environment']),
+      'an agent would give itself',
+    ),
+    (
+      lambda: dataclasses.replace(
+        made(name=SINGLE), agent=config_lib.Agent(command='a')
+      ),
+      "give environment.name='agent'",
+    ),
+    (lambda: spec_of(agent(command='no_such_agent -x')), 'no program'),
+    (lambda: spec_of(agent(command='"')), 'is no command'),
+    (lambda: spec_of(agent(function='no_such.module:f')), 'agent.function'),
+    (
+      lambda: spec_of(agent(function=SINGLE)),
+      'agent.function takes .*; correct one',
+    ),
+    (lambda: spec_of(agent(command='sh', trains='x:y')), 'agent.trains'),
+  ],
+)
+def test_an_agent_that_cannot_be_played_is_refused(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+def test_an_agent_needs_the_packages_of_a_server(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'uvicorn', None)
+  with pytest.raises(ValueError, match=r"pip install 'grpo_jax\[server\]'"):
+    spec_of(agent(command='sh'))
 
 
 def test_what_a_config_is_silent_about_follows_from_widths():
