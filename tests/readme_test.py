@@ -13,6 +13,7 @@ import subprocess
 import sys
 import types
 from unittest import mock
+import urllib.request
 
 from flax import nnx
 import jax
@@ -30,9 +31,12 @@ from grpo_jax.commands import table as command_line
 from grpo_jax.environments import formats
 from grpo_jax.environments import forms
 from grpo_jax.lab import audits
+from grpo_jax.serving import app
+from grpo_jax.serving import listening
 from tests import cli
 from tests import readmes
 from tests.environments import scripted
+from tests.serving import served
 
 ROOT = readmes.ROOT
 PAGES = {str(path.relative_to(ROOT)): path for path in readmes.paths()}
@@ -59,6 +63,7 @@ def test_the_first_page_is_short():
 RUN_BELOW = {
   'README.md': 4,
   'configs/README.md': 1,
+  'grpo_jax/commands/README.md': 1,
   'grpo_jax/diagnostics/README.md': 1,
   'grpo_jax/environments/README.md': 4,
   'grpo_jax/losses/README.md': 4,
@@ -123,6 +128,36 @@ def test_the_example_of_a_model_trains(tmp_path, monkeypatch, capsys):
 def test_the_examples_of_a_loss_run(page, number):
   gradient = run(blocks(page, 'python')[number])['gradient']
   assert gradient.shape == (2, 4, 8) and abs(gradient).max() > 0
+
+
+def openai_client(base_url, api_key):
+  """Sends what the client of OpenAI sends, which need not be installed."""
+  del api_key
+
+  def create(extra_body, **fields):
+    sent = urllib.request.Request(
+      f'{base_url}/chat/completions',
+      json.dumps(fields | extra_body).encode(),
+      {'Content-Type': 'application/json'},
+    )
+    with urllib.request.urlopen(sent, timeout=60) as answer:
+      return json.load(answer, object_hook=lambda x: types.SimpleNamespace(**x))
+
+  completions = types.SimpleNamespace(create=create)
+  return types.SimpleNamespace(
+    chat=types.SimpleNamespace(completions=completions)
+  )
+
+
+def test_the_example_of_a_client_is_answered(monkeypatch, capsys):
+  (code,) = blocks('grpo_jax/commands/README.md', 'python')
+  module = types.SimpleNamespace(OpenAI=openai_client)
+  monkeypatch.setitem(sys.modules, 'openai', module)
+  with served.desk() as found:
+    made = app.app(lambda _: found.service, hosts=['127.0.0.1'])
+    with listening.Listening(made, listening.bound()) as server:
+      run(code.replace('http://127.0.0.1:8000', server.origin))
+  assert re.fullmatch(r'[^\[]*\[\d+(, \d+)*\]\n', capsys.readouterr().out)
 
 
 def test_the_examples_of_rewards_are_rewards():
