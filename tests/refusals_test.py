@@ -26,6 +26,11 @@ from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
 from tests import cli
 
+AGENT = {
+  'environment.name': 'agent',
+  'data.chat': True,
+  'agent.command': 'sh',
+}
 # Fields by name, what they are given, and what the refusal says of them. Of a
 # number NaN, infinity and -7 are in config_test.py.
 CONFIG = [
@@ -105,6 +110,17 @@ CONFIG = [
     {'environment.name': 'calculator'},
     "environment.name='calculator' with data.chat=False",
   ),
+  (
+    {'agent.command': 'sh'},
+    "agent.command with environment.name='', which does not play it",
+  ),
+  (
+    {'environment.name': 'agent', 'data.chat': True},
+    "environment.name='agent' with no agent",
+  ),
+  ({**AGENT, 'agent.function': 'a:b'}, 'with agent.command and agent.function'),
+  ({**AGENT, 'agent.kwargs': {'a': 1}}, 'agent.kwargs={'),
+  ({**AGENT, 'agent.variables': {'a': 1}}, 'agent.variables={'),
   ({'sampler.prompts': 0}, 'sampler.prompts=0'),
   ({'sampler.group': 0}, 'sampler.group=0'),
   ({'sampler.group': 2**30}, 'tokens of a rollout'),
@@ -217,8 +233,8 @@ ANY_VALUE = {
   'shuffle_rewards', 'compilation_cache', 'model.path', 'model.qk_norm',
   'model.qkv_bias', 'model.tied_embeddings', 'model.unroll',
   'model.beyond_context', 'data.answer_field', 'data.eos_tokens',
-  'data.pad_token', 'data.chat', 'data.completion_prefix',
-  'sampler.stop_strings', 'sampler.retire_solved',
+  'data.pad_token', 'data.completion_prefix',
+  'sampler.stop_strings', 'sampler.retire_solved', 'agent.trust_agent',
   'optim.offload', 'learner.compute_all', 'reference.offload',
   'evaluation.answer', 'log.tensorboard', 'log.wandb_project',
   'log.mlflow_experiment', 'log.expected_prefixes', 'export.adapter',
@@ -228,7 +244,7 @@ ANY_VALUE = {
 # below, method_test.py and environment_test.py.
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
-  'environment.kwargs', 'environment.call_format',
+  'environment.kwargs', 'environment.call_format', 'agent.trains',
   'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
   'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',
   'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context', 'mesh.slices',

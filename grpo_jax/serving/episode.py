@@ -85,6 +85,7 @@ class EpisodeService:
     # Its tasks are those of the episode, and end with it.
     self._context = contextvars.copy_context()
     self._calls: dict[str, _Call] = {}
+    self._turns: dict[str, int] = {}  # by the ids of all answers
     self._is_over = False
 
   async def settle(self) -> None:
@@ -157,6 +158,7 @@ class EpisodeService:
       raise self._refused(str(ended)) from ended
     except ValueError as error:
       raise wire.Refused(400, str(error), 'invalid_value', 'messages') from None
+    self._turns[number] = reply.turn
     if number in self._calls:
       self._calls[number].turn = reply.turn
     return wire.Answer(
@@ -228,11 +230,7 @@ class EpisodeService:
     """Rewards a turn, or leaves one out, for an agent that is trusted."""
     self._check_goes_on()
     self._check_secret(secret, f'/{name}')
-    turn = body.get('turn')
-    if turn is not None and not isinstance(turn, int):
-      raise wire.Refused(
-        400, f'turn must be a whole number; it is {turn!r:.40}.'
-      )
+    turn = self._turn(body)
 
     async def do():
       if name == 'reward':
@@ -248,6 +246,19 @@ class EpisodeService:
     except ValueError as error:
       raise wire.Refused(400, str(error)) from None
     return {}
+
+  def _turn(self, body: Mapping[str, Any]) -> int | None:
+    """The turn that a body names, by the id of its answer or by its number."""
+    turn, answer = body.get('turn'), body.get('id')
+    if answer is not None:
+      if not isinstance(answer, str) or answer not in self._turns:
+        raise wire.Refused(
+          400, f'No answer of this episode has the id {answer!r:.60}.'
+        )
+      return self._turns[answer]
+    if isinstance(turn, int | None) and not isinstance(turn, bool):
+      return turn
+    raise wire.Refused(400, f'turn must be a whole number; it is {turn!r:.40}.')
 
   def _check_goes_on(self) -> None:
     if self._is_over:

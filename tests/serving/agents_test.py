@@ -347,6 +347,23 @@ class TestTrust:
     assert one.reward == pytest.approx(7.5)
     assert one.account.counts['left_out'] == 2
 
+  def test_an_answer_is_named_by_its_id(self):
+    def agent(example, base_url, api_key, secret):
+      headers, ids, messages = {'X-Grpo-Secret': secret}, [], []
+      for text in 'a', 'b', 'c':
+        messages.append(user(text))
+        found = ask(base_url, messages)
+        messages.append(message(found))
+        ids.append(found[1]['id'])
+      for value, answer in zip((0.25, 0.5), ids[1:]):
+        body = {'value': value, 'id': answer}
+        assert post(base_url, '/reward', body, headers)[0] == 200
+      assert post(base_url, '/discard', {'id': ids[0]}, headers)[0] == 200
+
+    _, one = play_one(agent, trust_agent=True, untrusted=())
+    assert one.failure == '' and one.account.counts == {'left_out': 1}
+    assert one.account.turn_rewards == (0.0, 0.25, 0.5)
+
   def test_a_hook_says_what_is_trained(self):
     def agent(example, base_url, api_key):
       ask(base_url, [user('title')])

@@ -219,7 +219,9 @@ def rewards_itself_with_its_secret(example):
   seen += [ask({'value': 0.5}, to='/reward', X_Grpo_Secret=secret)[0]]
   seen += [ask({'value': 'much'}, to='/reward', X_Grpo_Secret=secret)[0]]
   seen += [ask({'value': 1, 'turn': 9}, to='/reward', X_Grpo_Secret=secret)[0]]
-  seen += [ask({'value': 1, 'turn': []}, to='/reward', X_Grpo_Secret=secret)[0]]
+  for named in {'turn': []}, {'turn': True}, {'id': 'x'}, {'id': []}:
+    given = {'value': 1, **named}
+    seen += [ask(given, to='/reward', X_Grpo_Secret=secret)[0]]
   seen += [ask({}, to='/discard', X_Grpo_Secret=secret)[0]]
   seen += [ask({'turn': 0}, to='/discard', X_Grpo_Secret=secret)[0]]
   tell(*seen)

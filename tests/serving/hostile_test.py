@@ -229,7 +229,7 @@ def test_one_that_is_trusted_needs_its_secret_and_says_numbers(where):
     where=where,
   )
   one = found['rewards_itself_with_its_secret']
-  assert one.seen == [200, 403, 200, 400, 400, 400, 400, 200]
+  assert one.seen == [200, 403, 200, *[400] * 7, 200]
   assert [event.value for event in one.said[Rewarded]] == [0.5]
   assert [event.turn for event in one.said[LeftOut]] == [0]
   assert one.end.reward == 0.25 and one.end.counts == {'left_out': 1}
