@@ -33,7 +33,7 @@ ALLOWED = {
   },
   'planning': {'config', 'hosts', 'learner', 'mesh', 'models', 'run'},
   'run': _RUN,
-  'serving': {'config', 'data', 'engines', 'environments'},
+  'serving': {'config', 'data', 'engines', 'environments', 'rewards'},
   'learner': {'episodes', 'losses', 'mesh', 'models', 'optim'},
   'rollouts': {'config', 'data', 'episodes', 'mesh'},
   'episodes': {

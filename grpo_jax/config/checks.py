@@ -146,6 +146,7 @@ _KNOWN = {
   'environment.history': ('append', 'template'),
   'environment.seed': ('group', 'episode'),
   'environment.where': ('workers', 'here'),
+  'agent.confine': ('auto', 'namespaces', 'landlock', 'no'),
 }
 
 
@@ -451,7 +452,11 @@ def _checks_of_agent(config: Any):
     + ('agent.command and agent.function' if given else 'no agent')
     + '; give one of agent.command and agent.function',
   )
-  for name, of in ('kwargs', 'function'), ('variables', 'command'):
+  for name, of in (
+    ('kwargs', 'function'),
+    ('variables', 'command'),
+    ('readable', 'command'),
+  ):
     yield (
       not getattr(agent, name) or of in given,
       f'agent.{name}={getattr(agent, name)!r:.60} without agent.{of}, to which '

@@ -467,6 +467,17 @@ class Agent:
   variables: dict[str, Any] = field(
     {}, 'More variables of the environment of the command: texts.'
   )
+  readable: tuple[str, ...] = field(
+    (),
+    'More files and folders that the command may read, beside its interpreter, '
+    'its packages and the files among its arguments.',
+  )
+  confine: str = field(
+    'auto',
+    'How the command is kept from all but its server, see the README of '
+    "rewards: 'namespaces', 'landlock', 'auto' for the first that this system "
+    "offers, or 'no'.",
+  )
   trains: str = field(
     '',
     "A function 'module:function' of (messages, tools) that says whether the "

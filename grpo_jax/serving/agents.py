@@ -14,30 +14,32 @@ import contextlib
 import functools
 import inspect
 import json
+import logging
 import os
 import secrets
 import shlex
 import shutil
-import signal
-import tempfile
 import threading
 from typing import Any
+from typing import BinaryIO
 
 from grpo_jax.config import importing
 from grpo_jax.environments import threads
 from grpo_jax.environments.base import Ended
 from grpo_jax.environments.base import Policy
 from grpo_jax.environments.base import Unavailable
+from grpo_jax.rewards import agent_process
+from grpo_jax.rewards import sandbox
 from grpo_jax.serving import app
 from grpo_jax.serving import listening
 from grpo_jax.serving import wire
 from grpo_jax.serving.episode import EpisodeService
 
+_LOG = logging.getLogger(__name__)
 PLAY = f'{__name__}:play'
 """The name of the environment."""
 _HOSTS = '127.0.0.1', 'localhost'
 _GRACE_SECS = 5.0  # to end by itself, once a limit is met
-_LOOK_SECS = 0.5  # between two looks whether a process has ended
 _MOST_TOLD = 1 << 16  # bytes of what a command prints that are kept
 _MOST_ENDED = 1 << 16  # episodes that are remembered as over
 _KEPT = 'PATH', 'LANG', 'LC_ALL', 'TZ', 'SSL_CERT_FILE', 'LD_LIBRARY_PATH'
@@ -114,6 +116,7 @@ def check(
   function: str | Callable[..., Any] = '',
   kwargs: Mapping[str, Any] | None = None,
   trains: str = '',
+  confine: str = 'auto',
   **_: Any,
 ) -> None:
   """Checks that an agent can be played; see `play`.
@@ -137,6 +140,11 @@ def check(
       f'config.agent.command={command!r:.80} begins with {words[0]!r}, which '
       'is no program that can be found here; correct it.'
     )
+  try:
+    way = agent_process.way(confine)
+  except sandbox.SandboxError as error:
+    raise ValueError(f'config.agent.command cannot be run: {error}') from error
+  _LOG.info(agent_process.what_is_open(way))
 
 
 def _words(command: str) -> list[str]:
@@ -183,6 +191,8 @@ async def play(
   function: str | Callable[..., Any] = '',
   kwargs: Mapping[str, Any] | None = None,
   variables: Mapping[str, str] | None = None,
+  readable: Collection[str] = (),
+  confine: str = 'auto',
   trains: str = '',
   trust_agent: bool = False,
 ) -> float | None:
@@ -202,7 +212,18 @@ async def play(
   async with server.serves(service) as token:
     address = server.address(token)
     if command:
-      running = _run(command, example, address, token, service, variables or {})
+      env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+      env |= {'OPENAI_BASE_URL': address, 'OPENAI_API_BASE': address}
+      env |= {'OPENAI_API_KEY': token, 'NO_PROXY': '*', **(variables or {})}
+      start = functools.partial(
+        agent_process.start,
+        _words(command),
+        port=server.port,
+        env=env,
+        readable=tuple(readable),
+        confine=confine,
+      )
+      running = _run(start, example, service)
     else:
       running = _call(function, example, address, token, service, kwargs or {})
     value = await _until_limit(running, service)
@@ -255,57 +276,83 @@ async def _call(
 
 
 async def _run(
-  command: str,
+  start: Callable[[], agent_process.Process],
   example: Mapping[str, Any],
-  address: str,
-  token: str,
   service: EpisodeService,
-  variables: Mapping[str, str],
 ) -> float | None:
   """Runs a command that is an agent, and ends all that it has started."""
-  words = _words(command)
-  folder = await asyncio.to_thread(tempfile.mkdtemp, prefix='agent_')
-  env = {name: os.environ[name] for name in _KEPT if name in os.environ}
-  env |= {'HOME': folder, 'TMPDIR': folder, 'NO_PROXY': '*'}
-  env |= {'OPENAI_BASE_URL': address, 'OPENAI_API_BASE': address}
-  env |= {'OPENAI_API_KEY': token, **variables}
-  pipe = asyncio.subprocess.PIPE
-  try:
-    made = await asyncio.create_subprocess_exec(
-      *words, stdin=pipe, stdout=pipe, stderr=pipe, env=env,
-      start_new_session=True,
-    )  # fmt: skip
-  except (BlockingIOError, MemoryError, RuntimeError) as error:
-    # Others have used up the processes, threads or memory of this worker.
-    raise Unavailable(f'no room for an agent: {error}') from error
-  except OSError as error:
-    raise AgentFailed(f'cannot start {words[0]!r}: {error.strerror}') from error
   said = json.dumps(example).encode() + b'\n'
   if service.is_trusted:
     said += service.secret.encode() + b'\n'
-  printed, errors = _Tail(), _Tail()
-  talking = asyncio.gather(
-    _tell(made.stdin, said), printed.read(made.stdout), errors.read(made.stderr)
-  )
+  printed, errors, started = _Tail(), _Tail(), _Started()
   try:
-    # Its children may have its files, and keep them open when it has ended.
-    while made.returncode is None:
-      done, _ = await asyncio.wait({talking}, timeout=_LOOK_SECS)
-      if done:
-        await made.wait()
+    try:
+      process = await asyncio.to_thread(started.start, start)
+    except sandbox.SandboxError as error:
+      raise AgentFailed(f'cannot start: {error}') from error
+    except (BlockingIOError, MemoryError, RuntimeError) as error:
+      # Others have used up the processes, threads or memory of this worker.
+      raise Unavailable(f'no room for an agent: {error}') from error
+    except (OSError, ValueError) as error:
+      raise AgentFailed(f'cannot start: {error}') from error
+    talks = (
+      asyncio.to_thread(_tell, process.stdin, said),
+      asyncio.to_thread(printed.read, process.stdout),
+      asyncio.to_thread(errors.read, process.stderr),
+    )
+    talking = [*map(asyncio.ensure_future, talks)]
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(process.status, over.set)
+    try:
+      await over.wait()
+    finally:
+      loop.remove_reader(process.status)
   finally:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(made.pid, signal.SIGKILL)
-    done, _ = await asyncio.wait({talking}, timeout=_LOOK_SECS)
-    if done:
-      await made.wait()
-    talking.cancel()
-    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-  if code := made.returncode:
-    how = f'exited with {code}' if code > 0 else f'was ended by signal {-code}'
+    started.leave()  # at once, whoever waits for the rest
+    ending = asyncio.ensure_future(asyncio.to_thread(started.end))
+    await asyncio.shield(ending)
+  await asyncio.wait(talking)
+  ended = ending.result()
+  if ended.failure:
+    how = f'was ended by {ended.failure}'
+    if ended.failure.startswith('exit '):
+      how = f'exited with {ended.failure.removeprefix("exit ")}'
     last = errors.last() or printed.last()
     raise AgentFailed(f'{how}: {last:.200}' if last else how)
   return _worth(printed.last()) if service.is_trusted else None
+
+
+class _Started:
+  """A process that is ended, though nobody may be there when it has started."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._process: agent_process.Process | None = None
+    self._is_left = False
+
+  def start(
+    self, start: Callable[[], agent_process.Process]
+  ) -> agent_process.Process:
+    """Starts it."""
+    process = start()
+    with self._lock:
+      self._process = process
+      is_left = self._is_left
+    if is_left:
+      process.end()
+    return process
+
+  def leave(self) -> None:
+    """Tells it to end, also if it is only about to be started."""
+    with self._lock:
+      self._is_left = True
+      process = self._process
+    if process is not None:
+      process.close()
+
+  def end(self) -> Any:
+    """Ends it, and says how it ended; None if it has not been started."""
+    return self._process and self._process.end()
 
 
 def _worth(line: str) -> float | None:
@@ -316,14 +363,12 @@ def _worth(line: str) -> float | None:
     return None
 
 
-async def _tell(stream: Any, data: bytes) -> None:
+def _tell(stream: BinaryIO, data: bytes) -> None:
   """Writes to a process, which need not read."""
-  try:
-    with contextlib.suppress(ConnectionError):
-      stream.write(data)
-      await stream.drain()
-  finally:
-    stream.close()
+  with contextlib.suppress(OSError, ValueError), stream:
+    left = memoryview(data)
+    while left:
+      left = left[stream.write(left) :]
 
 
 class _Tail:
@@ -332,14 +377,15 @@ class _Tail:
   def __init__(self):
     self._kept: collections.deque[bytes] = collections.deque()
 
-  async def read(self, stream: Any) -> None:
-    """Reads until nobody can write any more."""
+  def read(self, stream: BinaryIO) -> None:
+    """Reads until nobody can write any more, and closes it."""
     size = 0
-    while part := await stream.read(1 << 16):
-      self._kept.append(part)
-      size += len(part)
-      while size - len(self._kept[0]) >= _MOST_TOLD:
-        size -= len(self._kept.popleft())
+    with stream:
+      while part := stream.read(1 << 16):
+        self._kept.append(part)
+        size += len(part)
+        while size - len(self._kept[0]) >= _MOST_TOLD:
+          size -= len(self._kept.popleft())
 
   def last(self) -> str:
     """The last line that is not empty."""

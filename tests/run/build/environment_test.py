@@ -102,6 +102,8 @@ AGENT = {
   'function': 'tests.run.build.environment_test:helps',
   'kwargs': {'text': 'b'},
   'variables': {'A': 'b'},
+  'readable': ('/etc/hosts',),
+  'confine': 'no',
   'trains': 'tests.run.build.environment_test:helps',
   'trust_agent': True,
 }
@@ -124,7 +126,7 @@ def test_every_field_of_an_agent_is_given_to_what_plays_it(kind):
   assert names == AGENT.keys()
   other = {
     'command': ('function', 'kwargs'),
-    'function': ('command', 'variables'),
+    'function': ('command', 'variables', 'readable', 'confine'),
   }
   given = {k: v for k, v in AGENT.items() if k not in other[kind]}
   spec = spec_of(agent(**given))
