@@ -355,14 +355,12 @@ def test_a_row_that_has_ended_does_not_wait_for_all_others(reference):
 
 
 def test_who_has_waited_longest_is_parked():
-  tree = (
-    *((None, 0, (n,), 4) for n in (5, 6, 8)),
-    (1, 0, (9,), 4),
-    (0, 0, (9,), 4),
-  )
-  made = engine(max_rows=2)
-  found = draw(made, lambda ready: ready[:1], tree)
-  assert [one.parked for one in found[1]] == [False] * 4 + [True]
+  # The first has spoken again when the fourth needs a row.
+  begin = [(None, 0, (n,), 4) for n in (5, 6, 8)]
+  follow = [(n, 0, (9,), 4) for n in (0, 2, 1)]
+  tree = (*begin[:2], follow[0], begin[2], *follow[1:])
+  found = draw(engine(max_rows=2), lambda ready: ready[:1], tree)[1]
+  assert [one.parked for one in found] == [False] * 5 + [True]
 
 
 def test_the_caches_of_a_pool_are_written_where_they_are(reference):
