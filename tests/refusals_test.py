@@ -121,6 +121,7 @@ CONFIG = [
   ({**AGENT, 'agent.function': 'a:b'}, 'with agent.command and agent.function'),
   ({**AGENT, 'agent.kwargs': {'a': 1}}, 'agent.kwargs={'),
   ({**AGENT, 'agent.variables': {'a': 1}}, 'agent.variables={'),
+  ({**AGENT, 'agent.confine': 'jail'}, 'agent.confine='),
   ({'sampler.prompts': 0}, 'sampler.prompts=0'),
   ({'sampler.group': 0}, 'sampler.group=0'),
   ({'sampler.group': 2**30}, 'tokens of a rollout'),
@@ -245,7 +246,7 @@ ANY_VALUE = {
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'environment.kwargs', 'environment.call_format', 'agent.trains',
-  'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
+  'agent.readable', 'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
   'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',
   'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context', 'mesh.slices',
 }  # fmt: skip
