@@ -246,7 +246,8 @@ ANY_VALUE = {
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'environment.kwargs', 'environment.call_format', 'agent.trains',
-  'agent.readable', 'learner.method', 'learner.method_kwargs', 'checkpoint.best_metric',
+  'agent.readable', 'learner.method', 'learner.method_kwargs',
+  'checkpoint.best_metric',
   'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',
   'mesh.fsdp', 'mesh.tensor', 'mesh.expert', 'mesh.context', 'mesh.slices',
 }  # fmt: skip
