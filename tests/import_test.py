@@ -244,7 +244,7 @@ HEAVIER = (
       {
         'data': {'data', 'config'},
         'environments.forms': {'environments', 'config'},
-        'serving.app': {'serving', 'environments'},
+        'serving.app': {'serving', 'environments', 'config'},
         'rewards': {'rewards', 'config'},
         'monitor': {'monitor', 'config'},
       },

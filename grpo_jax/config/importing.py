@@ -72,6 +72,25 @@ def imported(name: str, subject: str, also: tuple[type, ...] = ()) -> Any:
   raise _no_function(subject, name, nearest(function_name, vars(module)))
 
 
+def package(name: str, extra: str) -> Any:
+  """A package that not everybody needs.
+
+  Args:
+    name: As it is imported.
+    extra: Of ours, which installs it.
+
+  Raises:
+    ValueError: It cannot be imported.
+  """
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ValueError(
+      f'The package {name} cannot be imported ({plain_text.first_line(error)});'
+      f" pip install 'grpo_jax[{extra}]'."
+    ) from error
+
+
 def find(name: str, subject: str, also: tuple[type, ...] = ()) -> None:
   """Raises the error of `imported` that is seen without importing the module.
 

@@ -144,7 +144,8 @@ def check(
     way = agent_process.way(confine)
   except sandbox.SandboxError as error:
     raise ValueError(f'config.agent.command cannot be run: {error}') from error
-  _LOG.info(agent_process.what_is_open(way))
+  level = logging.INFO if way == 'namespaces' else logging.WARNING
+  _LOG.log(level, agent_process.what_is_open(way))
 
 
 def _words(command: str) -> list[str]:

@@ -24,7 +24,6 @@ from grpo_jax.serving import wire
 
 MODEL = 'policy'
 _SETTLES, _SETTLE_SECS = 500, 0.002
-_FINISHES = {'end': 'stop', 'stop': 'stop', 'length': 'length'}
 _LIMITS = {
   'turns': 'all turns of its episode',
   'tokens': 'all tokens of its episode',
@@ -159,13 +158,14 @@ class EpisodeService:
     except ValueError as error:
       raise wire.Refused(400, str(error), 'invalid_value', 'messages') from None
     self._turns[number] = reply.turn
+    finish = 'length' if reply.finish == 'length' else 'stop'
     if number in self._calls:
       self._calls[number].turn = reply.turn
     return wire.Answer(
       text=reply.text,
       reasoning=reply.reasoning,
       calls=reply.calls,
-      finish='tool_calls' if reply.calls else _FINISHES[reply.finish],
+      finish='tool_calls' if reply.calls else finish,
       read=reply.read,
       tokens=reply.tokens,
       model=MODEL,
@@ -230,13 +230,14 @@ class EpisodeService:
     """Rewards a turn, or leaves one out, for an agent that is trusted."""
     self._check_goes_on()
     self._check_secret(secret, f'/{name}')
-    turn = self._turn(body)
+    turn: Any = self._turn(body)
+    value: Any = body.get('value')
 
     async def do():
       if name == 'reward':
-        self._policy.reward(body.get('value'), turn)  # type: ignore
+        self._policy.reward(value, turn)
       else:
-        self._policy.leave_out(turn)  # type: ignore
+        self._policy.leave_out(turn)
         self._policy.count('left_out')
 
     try:

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-import importlib
 import ipaddress
 import socket
 import threading
 from typing import Any
+
+from grpo_jax.config import importing
 
 _BEGIN_SECS = 30.0
 _END_SECS = 10.0  # for answers under way, once it is to end
@@ -18,13 +19,7 @@ def package(name: str) -> Any:
   Raises:
     ValueError: It is not installed.
   """
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    raise ValueError(
-      f'A server requires the package {name.partition(".")[0]}, which is not'
-      " installed; run pip install 'grpo_jax[server]'."
-    ) from error
+  return importing.package(name, 'server')
 
 
 def bound(host: str = '127.0.0.1', port: int = 0) -> socket.socket:

@@ -6,7 +6,7 @@ The engine has two kinds of rows. Those of `engines.local.sampler` share their
 prompt's cache, write side by side, and are dropped when few go on: they draw
 requests that are known whole. Those of `engines.local.contexts` each have the
 cache of their whole context, and can wait: they draw calls of episodes. Here
-both draw the same requests, in turns in one process, with one core's pieces.
+both draw the same requests, in turns in one process.
 """
 
 import os
@@ -50,13 +50,12 @@ def measured(case: cases.Case, repeats: int) -> list[tuple[float, float]]:
   out."""
   model = models.Transformer(work.model_config(case))
   params, asked = tiny.params(model), requests_of(case)
-  # Loaded once for each kind: a queue and its pools live as long as its calls.
   engine = engines.LocalEngine(
     model, (case.prompt_tokens,), (case.max_tokens,), max_rows=case.rows
   )
 
   def secs(calls: int) -> float:
-    engine.load(params, version=0)
+    engine.load(params, version=0)  # no caches are left of the other kind
     begun = time.perf_counter()
     engines.generate(engine, [one._replace(calls=calls) for one in asked])
     return time.perf_counter() - begun

@@ -201,5 +201,6 @@ def test_requests_of_agents_are_counted_and_nothing_is_left():
   found = serving.measured(rollouts=1, episodes=4, faults=0.3, clients=2)
   assert found.counts.answered == 4 * serving.TURNS
   assert found.counts.requests > found.counts.answered
-  assert found.left == (0, 0, 0) and 0 < found.cpu_secs
+  # Threads of the rollout before may have ended meanwhile.
+  assert max(found.left) <= 0 < found.cpu_secs
   assert serving.table([found]).count('\n') == 2

@@ -473,7 +473,9 @@ def test_an_address_that_is_taken_or_unknown():
 def test_a_missing_package_is_named(monkeypatch, package):
   for name in (package, f'{package}.applications'):
     monkeypatch.setitem(sys.modules, name, None)
-  said = f"requires the package {package}.*pip install 'grpo_jax\\[server\\]'"
+  said = (
+    f"package {package}.*cannot be imported.*pip install 'grpo_jax\\[server\\]'"
+  )
   with pytest.raises(ValueError, match=said):
     with served(lambda _: Says()):
       pass

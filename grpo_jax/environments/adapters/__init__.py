@@ -45,25 +45,6 @@ def find(name: str) -> Any:
   return module.make(rest)
 
 
-def package(name: str, extra: str) -> Any:
-  """A package that an adapter needs.
-
-  Args:
-    name: As it is imported.
-    extra: Of ours, which installs it.
-
-  Raises:
-    ValueError: It cannot be imported.
-  """
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    raise ValueError(
-      f'The package {name} cannot be imported ({plain_text.first_line(error)});'
-      f" pip install 'grpo_jax[{extra}]'."
-    ) from error
-
-
 def made(of: str, make: Callable[..., Any], name: str, /, **kwargs: Any) -> Any:
   """What a package makes by a name.
 

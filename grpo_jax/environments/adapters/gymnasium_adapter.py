@@ -5,6 +5,7 @@ import json
 import re
 from typing import Any
 
+from grpo_jax.config import importing
 from grpo_jax.environments import adapters
 from grpo_jax.environments.adapters import choices
 from grpo_jax.environments.base import Action
@@ -45,7 +46,7 @@ class Gymnasium:
     most_invalid: int = 3,
     **kwargs: Any,
   ):
-    gymnasium = adapters.package('gymnasium', 'gymnasium')
+    gymnasium = importing.package('gymnasium', 'gymnasium')
     self._env = adapters.made('Gymnasium', gymnasium.make, name, **kwargs)
     space = self._env.action_space
     self._kind = type(space).__name__

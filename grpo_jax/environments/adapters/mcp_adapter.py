@@ -12,8 +12,8 @@ import os
 import shlex
 from typing import Any
 
+from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.environments import adapters
 from grpo_jax.environments import tools
 from grpo_jax.environments.base import Unavailable
 
@@ -31,7 +31,7 @@ def make(command: str) -> Any:
     ValueError: The package is missing, or the server does not start.
   """
   words = shlex.split(command)
-  adapters.package('mcp', 'mcp')
+  importing.package('mcp', 'mcp')
   try:
     with futures.ThreadPoolExecutor(1) as pool:  # here a loop may run already
       found = pool.submit(asyncio.run, _listed(words)).result()
@@ -129,7 +129,7 @@ def _method(tool: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def _connected(words: list[str]):
-  mcp = adapters.package('mcp', 'mcp')
+  mcp = importing.package('mcp', 'mcp')
   server = mcp.StdioServerParameters(command=words[0], args=words[1:])
   with open(os.devnull, 'w') as nowhere:
     async with mcp.stdio_client(server, errlog=nowhere) as (read, write):
@@ -154,7 +154,7 @@ async def _listed(words: list[str]) -> list[Any]:
 def _page(cursor: str | None) -> Any:
   if not cursor:
     return None
-  types = adapters.package('mcp.types', 'mcp')
+  types = importing.package('mcp.types', 'mcp')
   return types.PaginatedRequestParams(cursor=cursor)
 
 

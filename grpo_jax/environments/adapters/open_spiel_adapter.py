@@ -7,7 +7,6 @@ from typing import Any
 
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
-from grpo_jax.environments import adapters
 from grpo_jax.environments.adapters import choices
 from grpo_jax.environments.base import Action
 from grpo_jax.environments.base import Step
@@ -47,7 +46,7 @@ class OpenSpiel:
     task: str = '',
     most_illegal: int = 3,
   ):
-    pyspiel = adapters.package('pyspiel', 'open-spiel')
+    pyspiel = importing.package('pyspiel', 'open-spiel')
     try:
       self._game = pyspiel.load_game(name)
     except Exception as error:

@@ -10,7 +10,7 @@ import functools
 import threading
 from typing import Any
 
-from grpo_jax.environments import adapters
+from grpo_jax.config import importing
 from grpo_jax.environments.base import Action
 from grpo_jax.environments.base import Step
 from grpo_jax.rewards import workers
@@ -51,7 +51,7 @@ class Task:
     feedback: str = 'That is not right. Try again; tries left: {left}.',
     tag: str | None = 'answer',
   ):
-    adapters.package('reasoning_gym', 'reasoning-gym')
+    importing.package('reasoning_gym', 'reasoning-gym')
     if tries < 1:
       raise ValueError(f'tries is {tries}, but at least 1 is required.')
     self._task, self._tries, self._discount = task, tries, discount

@@ -48,7 +48,7 @@ class TextArena:
     opponent: str = '',
     **kwargs: Any,
   ):
-    textarena = adapters.package('textarena', 'textarena')
+    textarena = importing.package('textarena', 'textarena')
     if players > 1 and not opponent:
       raise ValueError(
         f'{name!r} has {players} players, and nobody plays the other seats;'
