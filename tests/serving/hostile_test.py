@@ -261,7 +261,7 @@ def test_it_is_given_little(monkeypatch):
       {'most_processes': 30, 'episode_secs': 3.0},
       'time limit|has ended|by processes',
     ),
-    ('eats_memory', {'memory_limit_bytes': 400 << 20}, 'MemoryError|memory'),
+    ('eats_memory', {'memory_limit_bytes': 1 << 30}, 'MemoryError|memory'),
     ('ends_its_parent', {}, 'its process has ended|not permitted'),
     ('daemonises', {}, DONE),
   ],
