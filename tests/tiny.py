@@ -37,6 +37,24 @@ FANCY = dict(
   attention_cap=2.0,
   logit_cap=4.0,
 )
+# What else may differ between layers, and between models.
+UNEVEN = dict(
+  num_layers=5,
+  qk_norm=True,
+  qk_norm_joint=True,
+  pattern=(
+    models.LayerKind(rotated=0.5, rope_scaled=False, head_dim=12, mlp_width=20),
+    models.LayerKind(
+      rotated=0.0, num_kv_heads=1, attention_scale=0.3, window_tokens=4
+    ),
+    models.LayerKind(head_dim=6, num_kv_heads=4),
+  ),
+  rope_scaling=models.RopeScaling('yarn', 4.0, 8, query_growth=0.3),
+  pre_norms=False,
+  post_norms=True,
+  residual_scale=0.6,
+  logit_divisor=0.7,
+)
 # One layer in two has experts, and so has the tail.
 EXPERTS = dataclasses.replace(
   CONFIG,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ Kept are: its matrix products and what attention needs; its input; its input,
 and output and log-sum-exp of attention; its input, in the host's memory. Layers
 that make up one repetition of `ModelConfig.pattern` have one input.
 """
+
+
+# What `LayerKind` and `ModelConfig` both have: that of the kind counts.
+_SIZES = 'head_dim', 'num_kv_heads', 'mlp_width', 'attention_scale'
 
 
 # Above the classes, because a default below calls it while the file is read.
@@ -43,6 +48,8 @@ class RopeScaling:
     attention_factor: `'yarn'`: what queries and keys are multiplied by; None:
       0.1 ln(factor) + 1.
     truncate: `'yarn'`: whether the ends of the blend are whole indices.
+    query_growth: `b`: queries at position p are multiplied by
+      1 + b ln(1 + floor(p / original_tokens)), as Llama 4 and Ministral 3 do.
   """
 
   kind: str
@@ -54,6 +61,7 @@ class RopeScaling:
   beta_fast: float = 32.0
   attention_factor: float | None = None
   truncate: bool = True
+  query_growth: float = 0.0
 
   def __post_init__(self):
     _require(
@@ -65,7 +73,9 @@ class RopeScaling:
       self.factor > 0, f'RopeScaling has factor={self.factor}; give more than 0'
     )
     _require(
-      self.kind == 'linear' or self.original_tokens > 0,
+      self.kind == 'linear'
+      and not self.query_growth
+      or self.original_tokens > 0,
       f'RopeScaling(kind={self.kind!r}) needs original_tokens, the context '
       'that the model was trained on; give 1 or more',
     )
@@ -149,14 +159,29 @@ class LayerKind:
     rope_base: Base of the rotary frequencies; None: that of the model.
     rope_scaled: Whether the model's `rope_scaling` applies.
     experts: Whether the model's `experts` take the place of the MLP.
+    rotated: Which share of a head is rotated, its first entries; 0: the layer
+      does not see positions.
+    head_dim: Size of one head; None, here and below: that of the model.
+    num_kv_heads: Number of key and value heads.
+    mlp_width: Number of hidden units in the gated MLP.
+    attention_scale: Factor of the product of query and key.
   """
 
   window_tokens: int | None = None
   rope_base: float | None = None
   rope_scaled: bool = True
   experts: bool = False
+  rotated: float = 1.0
+  head_dim: int | None = None
+  num_kv_heads: int | None = None
+  mlp_width: int | None = None
+  attention_scale: float | None = None
 
   def __post_init__(self):
+    _require(
+      0 <= self.rotated <= 1,
+      f'a layer has rotated={self.rotated}; give a share from 0 to 1',
+    )
     _require(
       self.window_tokens is None or self.window_tokens > 0,
       f'a layer has window_tokens={self.window_tokens}; give 1 or more, or '
@@ -180,6 +205,7 @@ class ModelConfig:
     norm_epsilon: Added to the mean square in each RMSNorm.
     qk_norm: Whether each query and key head passes an RMSNorm before the
       rotation.
+    qk_norm_joint: Whether that norm is one over all heads together.
     qkv_bias: Whether the projections to queries, keys and values have biases.
     tied_embeddings: Whether the output layer is the transposed embedding.
     pattern: The kinds of the first layers; all further layers repeat them in
@@ -206,13 +232,17 @@ class ModelConfig:
     activation: Of the MLP's gate: `'silu'`, or `'gelu_tanh'` for GELU by its
       tanh approximation.
     embedding_scale: Factor of the embedding before the first layer.
+    pre_norms: Whether attention and MLP read the residual stream through a
+      norm.
     post_norms: Whether the outputs of attention and MLP pass a norm of their
       own before they are added.
+    residual_scale: Factor of these outputs as they are added.
     attention_scale: Factor of the product of query and key; None:
       `head_dim ** -0.5`.
     attention_cap: Scores s of attention become `cap * tanh(s / cap)`; None: as
       they are.
-    logit_cap: The same of the logits.
+    logit_divisor: What logits are divided by.
+    logit_cap: They become `cap * tanh(s / cap)`, as scores do.
     experts: The experts of layers whose kind has them; None if no kind has.
     lora: The adapters; None: every parameter is trained itself.
     unused_ids: Ids that no token of the tokenizer has, as runs (first, end):
@@ -229,6 +259,7 @@ class ModelConfig:
   rope_base: float = 10_000.0
   norm_epsilon: float = 1e-6
   qk_norm: bool = False
+  qk_norm_joint: bool = False
   qkv_bias: bool = False
   tied_embeddings: bool = False
   pattern: tuple[LayerKind, ...] = (LayerKind(),)
@@ -240,9 +271,12 @@ class ModelConfig:
   rope_scaling: RopeScaling | None = None
   activation: str = 'silu'
   embedding_scale: float = 1.0
+  pre_norms: bool = True
   post_norms: bool = False
+  residual_scale: float = 1.0
   attention_scale: float | None = None
   attention_cap: float | None = None
+  logit_divisor: float = 1.0
   logit_cap: float | None = None
   experts: Experts | None = None
   lora: LowRank | None = None
@@ -280,15 +314,11 @@ class ModelConfig:
       "cuDNN's attention cannot compute; give attention='auto'",
     )
     _require(
-      self.num_heads % self.num_kv_heads == 0,
-      f'num_heads={self.num_heads} is not a multiple of '
-      f'num_kv_heads={self.num_kv_heads}; change one of the two',
+      self.qk_norm or not self.qk_norm_joint,
+      'qk_norm_joint=True comes with qk_norm=False; give both, or neither',
     )
-    _require(
-      self.head_dim % 2 == 0,
-      f'head_dim={self.head_dim} is odd, but rotary positions turn pairs of '
-      'entries; give an even number',
-    )
+    for kind in self.pattern:
+      self._check_heads(kind)
     _require(
       self.compute_dtype in ('float32', 'bfloat16'),
       f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
@@ -315,6 +345,45 @@ class ModelConfig:
       "cuDNN's attention needs 'bfloat16'; change one of the two, or give "
       "attention='auto'",
     )
+
+  def _check_heads(self, kind: LayerKind) -> None:
+    heads = kind.num_kv_heads or self.num_kv_heads
+    _require(
+      self.num_heads % heads == 0,
+      f'num_heads={self.num_heads} is not a multiple of '
+      f'num_kv_heads={heads}; change one of the two',
+    )
+    size = (kind.head_dim or self.head_dim) * kind.rotated
+    _require(
+      size % 2 == 0,
+      f'{size:g} entries of a head are rotated (head_dim times the rotated '
+      'share of the layer), but rotary positions turn pairs of entries; give '
+      'an even number',
+    )
+    scaling = self.rope_scaling if kind.rope_scaled else None
+    yarn = scaling is not None and scaling.kind == 'yarn'
+    _require(
+      not (yarn and 0 < kind.rotated < 1),
+      f'a layer has rotated={kind.rotated}, and YaRN scales whole queries and '
+      'keys; give a layer that is rotated as a whole, or not at all',
+    )
+
+  def of(self, kind: LayerKind) -> 'ModelConfig':
+    """The same model, whose own sizes are those of its layers of a kind."""
+    own = {name: getattr(kind, name) for name in _SIZES}
+    own = {name: size for name, size in own.items() if size is not None}
+    return dataclasses.replace(self, **own) if own else self
+
+  def hidden_units(self, kind: LayerKind) -> int:
+    """Those of a layer's MLP, or of all experts that a token is given to."""
+    if kind.experts and self.experts is not None:
+      return self.experts.per_token * self.experts.width
+    return kind.mlp_width or self.mlp_width
+
+  @property
+  def shared_kv_heads(self) -> int:
+    """What divides the number of key-value heads of every layer."""
+    return math.gcd(*(self.of(kind).num_kv_heads for kind in self.pattern))
 
   @property
   def repeats(self) -> int:
@@ -359,22 +428,20 @@ def flops_per_token(
     <https://arxiv.org/abs/2204.02311>`_, 2022, appendix B; it counts a backward
     pass too: 6 N + 12 L H D context.
   """
-  heads = config.num_heads * config.head_dim
-  kv_heads = config.num_kv_heads * config.head_dim
-  attention = config.width * (2 * heads + 2 * kv_heads)
-  mlp = 3 * config.width * config.mlp_width
-  mixed = 0
-  if config.experts is not None:
-    active = 3 * config.experts.per_token * config.experts.width
-    mixed = config.width * (active + config.experts.number)
-  layers = sum(
-    attention + (mixed if kind.experts else mlp) for kind in config.kinds
-  )
-  head = config.width * config.vocab_size if with_head else 0
-  windows = [kind.window_tokens or np.inf for kind in config.kinds]
-  context = np.asarray(context, np.float64)[..., None]
-  seen = np.minimum(context, windows).sum(axis=-1)
-  return 2 * (layers + head) + 4 * heads * seen
+  total = np.zeros(np.shape(context), np.float64)
+  if with_head:
+    total += 2 * config.width * config.vocab_size
+  for kind in config.kinds:
+    sizes = config.of(kind)
+    heads = sizes.num_heads * sizes.head_dim
+    kv_heads = sizes.num_kv_heads * sizes.head_dim
+    total += 2 * config.width * (2 * heads + 2 * kv_heads)
+    total += 2 * config.width * 3 * config.hidden_units(kind)
+    if kind.experts and config.experts:
+      total += 2 * config.width * config.experts.number  # the router
+    window = kind.window_tokens or np.inf
+    total += 4 * heads * np.minimum(context, window)
+  return total
 
 
 def bytes_per_token(
@@ -399,22 +466,22 @@ def bytes_per_token(
   Returns:
     Bytes per token, all layers together.
   """
-  heads = config.num_heads + 2 * config.num_kv_heads
-  hidden = config.mlp_width
-  if config.experts is not None:
-    hidden = max(hidden, config.experts.per_token * config.experts.width)
   itemsize = jnp.dtype(config.compute_dtype).itemsize
-  stream = config.width * jnp.dtype(config.residual_dtype).itemsize
-  split = 3 * heads * config.head_dim + 4 * hidden + 4 * config.width
+  stream = config.width * jnp.dtype(config.residual_dtype).itemsize // tensor
   read = 2 * config.width * itemsize * (tensor > 1)
-  stream //= tensor
-  layer = 2 * stream + split // tensor * itemsize + read
-  # Output and log-sum-exp of attention, as accelerators' kernels keep them.
-  filled = -(-config.head_dim // lanes) * lanes
-  attended = config.num_heads * (filled * itemsize + 4) // tensor
+  layers, attended = [], 0
+  for kind in config.kinds:
+    sizes = config.of(kind)
+    heads = sizes.num_heads + 2 * sizes.num_kv_heads
+    split = 3 * heads * sizes.head_dim
+    split += 4 * config.hidden_units(kind) + 4 * config.width
+    layers.append(2 * stream + split // tensor * itemsize + read)
+    # Output and log-sum-exp of attention, as accelerators' kernels keep them.
+    filled = -(-sizes.head_dim // lanes) * lanes
+    attended += sizes.num_heads * (filled * itemsize + 4) // tensor
   return {
-    'none': config.num_layers * layer,
-    'layer': config.num_layers * stream + layer,
-    'attention': config.num_layers * (stream + attended) + layer,
-    'offload': 2 * stream + layer,
+    'none': sum(layers),
+    'layer': config.num_layers * stream + max(layers),
+    'attention': config.num_layers * stream + attended + max(layers),
+    'offload': 2 * stream + max(layers),
   }[config.remat]

@@ -1,8 +1,8 @@
 """The parts of a decoder layer, as NNX modules.
 
 A layer is attention and a gated MLP, or experts in its place; each stands
-behind a norm and has a skip connection around it. Queries and keys are rotated
-by their position.
+behind a norm, before one, or between two, and has a skip connection around it.
+Queries and keys are rotated by their position.
 
 References:
   Su et al., `RoFormer <https://arxiv.org/abs/2104.09864>`_, 2021.
@@ -83,28 +83,38 @@ def keep_products(
 
 
 def rotate(
-  x: Array, position: Array, frequency: np.ndarray, scale: float = 1.0
+  x: Array,
+  position: Array,
+  frequency: np.ndarray,
+  scale: float | Array = 1.0,
 ) -> Array:
-  """Turns pairs of entries by their position: i is paired with i + D / 2.
+  """Turns pairs of entries by their position: i is paired with i + F.
 
   Args:
     x: f[B,Q,H,D].
     position: i32[B,Q].
-    frequency: f32[D/2], radians per position.
-    scale: A factor, put in before the result is rounded to the dtype of `x`.
+    frequency: f32[F], radians per position, of the first 2 F entries of a head;
+      the others are not turned.
+    scale: A factor, one for all or f32[B,Q], put in before the result is
+      rounded to the dtype of `x`.
 
   Returns:
     f[B,Q,H,D], in the dtype of `x`.
   """
   # In float32: bfloat16 cannot tell position 257 from 256.
-  angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
-  cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
   wide = x.astype(jnp.float32)
-  if scale != 1:
+  if isinstance(scale, Array):
+    wide *= scale[:, :, None, None]
+  elif scale != 1:
     wide *= scale
-  first, second = jnp.split(wide, 2, axis=-1)
-  turned = (first * cosine - second * sine, second * cosine + first * sine)
-  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+  half = len(frequency)
+  if half:
+    angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
+    cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
+    first, second, rest = jnp.split(wide, (half, 2 * half), axis=-1)
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    wide = jnp.concatenate((*turned, rest), axis=-1)
+  return wide.astype(x.dtype)
 
 
 def frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
@@ -115,28 +125,48 @@ def frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
     kind: The kind of the layer.
 
   Returns:
-    f32[D/2], radians per position.
+    f32[F], radians per position; 2 F is the rotated share of a head.
   """
-  half = config.head_dim // 2
+  half = int(config.of(kind).head_dim * kind.rotated) // 2
   base = kind.rope_base or config.rope_base
-  frequency = base ** (-np.arange(half) / half)
+  frequency = base ** (-np.arange(half) / max(half, 1))
   scaling = config.rope_scaling
-  if scaling is not None and kind.rope_scaled:
+  if scaling is not None and kind.rope_scaled and half:
     kept = _kept(frequency, base, scaling)
     frequency = frequency * (kept + (1 - kept) / scaling.factor)
   return frequency.astype(np.float32)
 
 
-def query_scale(config: ModelConfig, kind: LayerKind) -> float:
+def query_scale(
+  config: ModelConfig, kind: LayerKind, position: Array
+) -> float | Array:
   """What queries are multiplied by, beside the usual `head_dim ** -0.5`.
 
   YaRN scales queries and keys alike, which is its factor squared here.
+
+  Args:
+    config: The shape of the model.
+    kind: The kind of the layer.
+    position: i32[B,Q], of the queries.
+
+  Returns:
+    One factor for all of them, or f32[B,Q].
   """
+  scale, scaling = _query_scale(config.of(kind), kind), config.rope_scaling
+  if scaling is None or not scaling.query_growth or not kind.rope_scaled:
+    return scale
+  grown = jnp.log1p((position // scaling.original_tokens).astype(jnp.float32))
+  return scale * (1 + scaling.query_growth * grown)
+
+
+def _query_scale(config: ModelConfig, kind: LayerKind) -> float:
   scale = 1.0
   if config.attention_scale is not None:
     scale = config.attention_scale * config.head_dim**0.5
   scaling = config.rope_scaling
   if scaling is None or scaling.kind != 'yarn' or not kind.rope_scaled:
+    return scale
+  if not kind.rotated:
     return scale
   factor = scaling.attention_factor
   if factor is None:
@@ -262,8 +292,11 @@ class SelfAttention(Projections):
         setattr(self, f'{name}_bias', nnx.Param(jnp.zeros((number, size))))
     self.add('output', (heads, size, width), rngs, axes=2)
     if config.qk_norm:
-      self.query_norm = RMSNorm(size, config.norm_epsilon)
-      self.key_norm = RMSNorm(size, config.norm_epsilon)
+      joint = config.qk_norm_joint
+      sizes = [size * (number if joint else 1) for number in (heads, kv_heads)]
+      self.query_norm, self.key_norm = (
+        RMSNorm(one, config.norm_epsilon) for one in sizes
+      )
 
   def heads(
     self, x: Array, position: Array, kind: LayerKind
@@ -278,12 +311,19 @@ class SelfAttention(Projections):
         for y, bias in zip((query, key, value), biases, strict=True)
       )
     if self.config.qk_norm:
-      query, key = self.query_norm(query), self.key_norm(key)
+      query = self._normal(query, self.query_norm)
+      key = self._normal(key, self.key_norm)
     frequency = frequencies(self.config, kind)
     # Attention functions divide by sqrt(D); what else there is goes in here.
-    scale = query_scale(self.config, kind)
+    scale = query_scale(self.config, kind, position)
     query = rotate(query, position, frequency, scale)
     return query, rotate(key, position, frequency), value
+
+  def _normal(self, x: Array, norm: RMSNorm) -> Array:
+    """Each head of f[B,Q,H,D] through a norm, or all of them together."""
+    if not self.config.qk_norm_joint:
+      return norm(x)
+    return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
   def mix(self, x: Array) -> Array:
     """Back from the heads, f[B,Q,H,D] -> f[B,Q,width]."""
@@ -309,10 +349,12 @@ class Block(nnx.Module):
   """One layer: attention, then the MLP or the experts in its place."""
 
   def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
+    config = config.of(kind)
     self.config, self.kind = config, kind
-    self.attention_norm = self._norm()
     self.attention = SelfAttention(config, rngs)
-    self.mlp_norm = self._norm()
+    if config.pre_norms:
+      self.attention_norm = self._norm()
+      self.mlp_norm = self._norm()
     if kind.experts:
       activation = _ACTIVATIONS[config.activation]
       self.experts = RoutedMLP(config, activation, rngs)
@@ -344,23 +386,32 @@ class Block(nnx.Module):
     gathers = sharding.on_shard() and config.remat == 'none'
     again = keep_products if gathers else lambda function: function
     mixed = shards.summed(again(self.attention.mix)(mixed))
-    if config.post_norms:
-      mixed = self.attention_post_norm(mixed)
-    x = x + mixed
+    x = self._added(x, mixed, 'attention')
     routed = None
     if kind.experts:
       # Not computed twice, because experts may lie on other devices.
-      mixed, routed = again(self.experts)(self.mlp_norm(x), counted)
+      mixed, routed = again(self.experts)(self._read(x, 'mlp'), counted)
     else:
       mixed = keep_products(self._mlp, once)(x)
-    mixed = shards.summed(mixed)
-    if config.post_norms:
-      mixed = self.mlp_post_norm(mixed)
-    return x + mixed, cache, routed
+    return self._added(x, shards.summed(mixed), 'mlp'), cache, routed
 
   def _heads(self, x, position):
-    x = shards.whole(self.attention_norm(x))
+    x = shards.whole(self._read(x, 'attention'))
     return self.attention.heads(x, position, self.kind)
 
   def _mlp(self, x):
-    return self.mlp(shards.whole(self.mlp_norm(x)))
+    return self.mlp(shards.whole(self._read(x, 'mlp')))
+
+  def _read(self, x, part):
+    """What a part of the layer reads of the residual stream."""
+    if self.config.pre_norms:
+      return getattr(self, f'{part}_norm')(x)
+    return x.astype(self.config.compute_dtype)
+
+  def _added(self, x, mixed, part):
+    """The residual stream with the output of a part of the layer."""
+    if self.config.post_norms:
+      mixed = getattr(self, f'{part}_post_norm')(mixed)
+    if self.config.residual_scale != 1:
+      mixed = mixed * self.config.residual_scale
+    return x + mixed

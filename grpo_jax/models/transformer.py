@@ -127,7 +127,7 @@ class Transformer:
   @property
   def kv_heads(self) -> int:
     """Key-value heads."""
-    return self.config.num_kv_heads
+    return self.config.shared_kv_heads
 
   @property
   def file_shape(self) -> ModelConfig:
@@ -382,6 +382,8 @@ class Transformer:
       weight.astype(hidden.dtype),
       preferred_element_type=jnp.float32,
     )
+    if self.config.logit_divisor != 1:
+      logits = logits / self.config.logit_divisor
     if self.config.logit_cap is not None:
       logits = self.config.logit_cap * jnp.tanh(logits / self.config.logit_cap)
     logits = scores.without_ids(logits, self.config.unused_ids)

@@ -192,13 +192,7 @@ def recomputed(model: models.ModelConfig) -> float:
   """
   if model.remat == 'none':
     return 0.0
-  mixture = model.experts
-  hidden = sum(
-    mixture.per_token * mixture.width
-    if kind.experts and mixture
-    else model.mlp_width
-    for kind in model.kinds
-  )
+  hidden = sum(model.hidden_units(kind) for kind in model.kinds)
   last = 2 * model.width * hidden
   return 1 - last / float(models.flops_per_token(model, 0, False))
 
@@ -261,14 +255,13 @@ def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
     platform: See `sharding.platform`.
     tensor: Over how many devices heads and hidden units are split.
   """
-  hidden = model.mlp_width
-  if model.experts is not None:
-    hidden = model.experts.per_token * model.experts.width
+  hidden = max(model.hidden_units(kind) for kind in model.pattern)
   needed = 2.0 * hidden * jnp.dtype(model.compute_dtype).itemsize
   filled = 1
   if platform == 'tpu':
     filled = 128
-    lanes = math.ceil(model.head_dim / filled) * filled
+    size = max(model.of(kind).head_dim for kind in model.pattern)
+    lanes = math.ceil(size / filled) * filled
     sums, gradients, arrays = 3 * 4 * filled, 3 * 4 * lanes, 4 * 2 * lanes
     needed += model.num_heads * (sums + gradients + arrays)
   return models.bytes_per_token(model, tensor, filled) + needed / tensor
@@ -439,17 +432,17 @@ class Arithmetic:
 
   def _cache(self, lanes: float, rows: float, columns: int) -> float:
     """Keys and values of rows, and of the prompts of their lanes, bytes."""
-    heads = self.model.num_kv_heads
     tensor = self.sampling_mesh.shape['tensor']
-    split = tensor if heads % tensor == 0 else 1
-    place = 2 * heads // split * self.model.head_dim * self._compute
 
-    def places(columns):
-      windows = (kind.window_tokens or columns for kind in self.model.kinds)
-      return sum(min(columns, window) for window in windows)
+    def of_layer(kind):
+      sizes = self.model.of(kind)
+      split = tensor if sizes.num_kv_heads % tensor == 0 else 1
+      place = 2 * sizes.num_kv_heads // split * sizes.head_dim * self._compute
+      window = kind.window_tokens or math.inf
+      number = rows * min(columns, window)
+      return place * (number + lanes * min(self.prompt_tokens, window))
 
-    number = rows * places(columns) + lanes * places(self.prompt_tokens)
-    return place * number / self.schedule.shards
+    return sum(map(of_layer, self.model.kinds)) / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
     """What the sampler holds when a program begins, bytes by part.
@@ -768,13 +761,16 @@ class Arithmetic:
     tensor = (mesh or self.mesh).shape['tensor']
     attention = model.num_layers * (model.num_heads % tensor == 0)
     # Keys and values go to all parts of a row, and their slopes come back.
-    heads = 2.0 * model.num_kv_heads * model.head_dim * self._compute / tensor
+    sizes = [model.of(kind) for kind in model.kinds]
+    heads = 2.0 * sum(one.num_kv_heads * one.head_dim for one in sizes)
+    heads *= self._compute / tensor
     parts = (mesh or self.mesh).shape['context']
-    keys = model.num_layers * (passes + again) * heads * tokens * parts
+    keys = (passes + again) * heads * tokens * parts
     sums = attention * (passes + again)
     mixed = 0
     for kind in model.kinds:
-      hidden = mixture.width if kind.experts and mixture else model.mlp_width
+      own = model.of(kind).mlp_width
+      hidden = mixture.width if kind.experts and mixture else own
       sums += passes * (hidden % tensor == 0)
       mixed += kind.experts
     sent = self._sent('tensor', 2.0 * sums * token, mesh)

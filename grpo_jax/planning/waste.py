@@ -94,7 +94,7 @@ def _not_divided(several: Iterable[_Whole]) -> str:
 
 def _cache(counted: Arithmetic) -> Iterator[str]:
   """The cache of a sampler, if each of several devices holds all of it."""
-  heads = counted.model.num_kv_heads
+  heads = counted.model.shared_kv_heads
   mesh = counted.sampling_mesh
   tensor = mesh.shape['tensor']
   # Where there are enough rows, each device has the caches of some of them.

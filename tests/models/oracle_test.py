@@ -59,6 +59,30 @@ FAMILIES = {
     rope_scaling=RopeScaling('linear', 8.0),
     pattern=(Kind(window_tokens=5, rope_base=10.0, rope_scaled=False), Kind()),
   ),
+  'smollm 3': dict(pattern=(Kind(), Kind(rotated=0.0)), tied_embeddings=True),
+  'olmo 3': dict(
+    qk_norm=True,
+    qk_norm_joint=True,
+    pre_norms=False,
+    post_norms=True,
+    rope_scaling=RopeScaling('yarn', 4.0, 64),
+    pattern=(Kind(window_tokens=4, rope_scaled=False), Kind()),
+  ),
+  'ministral 3': dict(
+    rope_scaling=RopeScaling(
+      'yarn', 4.0, 64, attention_factor=1.0, query_growth=0.4
+    )
+  ),
+  'granite': dict(
+    embedding_scale=3.0,
+    attention_scale=0.2,
+    residual_scale=0.4,
+    logit_divisor=2.0,
+  ),
+  'glm 4': dict(
+    qkv_bias=True, post_norms=True, pattern=(Kind(rotated=0.5),), num_kv_heads=2
+  ),
+  'uneven': tiny.UNEVEN,
   'adapters': dict(lora=models.LowRank(3, 5.0), num_kv_heads=4),
 }
 LENGTHS = (11, 7, 1)
@@ -86,7 +110,7 @@ def drawn(model, rng):
 
 @pytest.mark.parametrize('name', FAMILIES)
 def test_logits_are_those_of_the_formulas(name):
-  model = tiny.model(**COMMON, **FAMILIES[name])
+  model = tiny.model(**COMMON | FAMILIES[name])
   rng = np.random.default_rng(0)
   params = drawn(model, rng)
   shape = len(LENGTHS), WIDTH

@@ -12,6 +12,13 @@ and the fields of the config. A sequence has no padding here.
   Gemma 2, 3   GELU, soft caps, post norms, windows in some layers
                (https://arxiv.org/abs/2408.00118, 2503.19786)
   YaRN         https://arxiv.org/abs/2309.00071, equations 13, 15 and 25
+  OLMo 2, 3    norms behind attention and MLP alone, one norm of all queries
+               and one of all keys (https://arxiv.org/abs/2501.00656)
+  Granite      factors of the residual stream, scores and logits
+               (https://arxiv.org/abs/2408.13359, muP)
+  SmolLM 3     layers without rotation (https://arxiv.org/abs/2501.18795)
+  GLM 4        half of a head is rotated
+  Llama 4      queries that grow with ln(1 + floor(position / trained))
 """
 
 import math
@@ -46,7 +53,7 @@ def logits(config: Any, params: Any, tokens: Any, positions: Any) -> Any:
   else:
     output = _wide(params['head'])
   found = np.stack([_rms_norm(x, scale, config) @ output for x in stream])
-  return _capped(found, config.logit_cap)
+  return _capped(found / config.logit_divisor, config.logit_cap)
 
 
 def _wide(x):
@@ -69,17 +76,21 @@ def _layer(config, params, number):
 
 def _decoder_layer(config, kind, weights, stream, positions):
   """h = x + attention(norm(x)), then h + mlp(norm(h)), for every token."""
-  before = [
-    _rms_norm(x, weights['attention_norm']['scale'], config) for x in stream
-  ]
+  before = stream
+  if config.pre_norms:
+    scale = weights['attention_norm']['scale']
+    before = [_rms_norm(x, scale, config) for x in stream]
   mixed = _attention(config, kind, weights['attention'], before, positions)
   if config.post_norms:
     scale = weights['attention_post_norm']['scale']
     mixed = [_rms_norm(x, scale, config) for x in mixed]
-  stream = [x + y for x, y in zip(stream, mixed, strict=True)]
+  factor = config.residual_scale
+  stream = [x + factor * y for x, y in zip(stream, mixed, strict=True)]
   result = []
   for x in stream:
-    y = _rms_norm(x, weights['mlp_norm']['scale'], config)
+    y = x
+    if config.pre_norms:
+      y = _rms_norm(x, weights['mlp_norm']['scale'], config)
     if kind.experts:
       y = _experts(config, weights['experts'], y)
     else:
@@ -90,7 +101,7 @@ def _decoder_layer(config, kind, weights, stream, positions):
       y = (_activation(config, y @ gate) * (y @ up)) @ down
     if config.post_norms:
       y = _rms_norm(y, weights['mlp_post_norm']['scale'], config)
-    result.append(x + y)
+    result.append(x + factor * y)
   return result
 
 
@@ -126,25 +137,27 @@ def _attention(config, kind, weights, stream, positions):
     _adapted(config, weights, name)
     for name in ('query', 'key', 'value', 'output')
   )
+  kv_heads = kind.num_kv_heads or config.num_kv_heads
   queries, keys, values = [], [], []
   for x, position in zip(stream, positions, strict=True):
     q = [x @ query[:, h] for h in range(config.num_heads)]
-    k = [x @ key[:, h] for h in range(config.num_kv_heads)]
-    v = [x @ value[:, h] for h in range(config.num_kv_heads)]
+    k = [x @ key[:, h] for h in range(kv_heads)]
+    v = [x @ value[:, h] for h in range(kv_heads)]
     if config.qkv_bias:
       q = [a + b for a, b in zip(q, _wide(weights['query_bias']), strict=True)]
       k = [a + b for a, b in zip(k, _wide(weights['key_bias']), strict=True)]
       v = [a + b for a, b in zip(v, _wide(weights['value_bias']), strict=True)]
     if config.qk_norm:  # before the rotation
-      q = [_rms_norm(a, weights['query_norm']['scale'], config) for a in q]
-      k = [_rms_norm(a, weights['key_norm']['scale'], config) for a in k]
-    queries.append([_turned(config, kind, a, position) for a in q])
+      q = _head_norms(config, weights['query_norm']['scale'], q)
+      k = _head_norms(config, weights['key_norm']['scale'], k)
+    growth = _growth(config, kind, position)
+    queries.append([growth * _turned(config, kind, a, position) for a in q])
     keys.append([_turned(config, kind, a, position) for a in k])
     values.append(v)
-  scale = config.attention_scale
+  scale = kind.attention_scale or config.attention_scale
   if scale is None:
-    scale = 1 / math.sqrt(config.head_dim)
-  sharing = config.num_heads // config.num_kv_heads
+    scale = 1 / math.sqrt(kind.head_dim or config.head_dim)
+  sharing = config.num_heads // kv_heads
   mixed = []
   for n, of_token in enumerate(queries):
     y = np.zeros(config.width)
@@ -166,20 +179,47 @@ def _attention(config, kind, weights, stream, positions):
   return mixed
 
 
+def _head_norms(config, scale, heads):
+  """Each head through the norm, or all of them as one vector."""
+  if not config.qk_norm_joint:
+    return [_rms_norm(x, scale, config) for x in heads]
+  joint = _rms_norm(np.concatenate(heads), scale, config)
+  return np.split(joint, len(heads))
+
+
+def _growth(config, kind, position):
+  scaling = config.rope_scaling
+  if scaling is None or not kind.rope_scaled or not scaling.query_growth:
+    return 1.0
+  beyond = math.floor(position / scaling.original_tokens)
+  return 1 + scaling.query_growth * math.log(1 + beyond)
+
+
 def _turned(config, kind, x, position):
   """Entries i and i + D/2 are a complex number, turned by position * theta_i.
 
   That is the form of Hugging Face's weights. YaRN multiplies the result.
   """
-  half = config.head_dim // 2
-  theta, factor = _angles(config, kind)
+  size = int(len(x) * kind.rotated)
+  if size < len(x):  # the first entries are a smaller head, which is turned
+    rest = x[size:]
+    if not size:
+      return rest
+    return np.concatenate(
+      [_turned_whole(config, kind, x[:size], position), rest]
+    )
+  return _turned_whole(config, kind, x, position)
+
+
+def _turned_whole(config, kind, x, position):
+  half = len(x) // 2
+  theta, factor = _angles(config, kind, len(x))
   pair = (x[:half] + 1j * x[half:]) * np.exp(1j * position * theta)
   return factor * np.concatenate([pair.real, pair.imag])
 
 
-def _angles(config, kind):
+def _angles(config, kind, size):
   """Radians per position, f64[D/2], and the factor of queries and keys."""
-  size = config.head_dim
   base = kind.rope_base or config.rope_base
   theta = np.array([base ** (-2 * i / size) for i in range(size // 2)])
   scaling = config.rope_scaling

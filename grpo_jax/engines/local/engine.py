@@ -284,7 +284,7 @@ class LocalEngine:
     if self.mesh is not None and at_once >= self.mesh.size:
       # Caches that cannot be split by heads are split by rows; where there are
       # too few prompts for that, the devices of `tensor` have copies.
-      heads, tensor = self.model.config.num_kv_heads, self.mesh.shape['tensor']
+      heads, tensor = self.model.kv_heads, self.mesh.shape['tensor']
       shards = self.mesh.size if heads % tensor else shards
     at_once = math.ceil(at_once / shards) * shards  # equally many on each shard
     return schedule_lib.Schedule(group, at_once, prompt_tokens, shards)

@@ -97,7 +97,6 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
       width=fields['moe_intermediate_size'],
       normalized=fields['norm_topk_prob'],
     )
-  scalar = fields.get('query_pre_attn_scalar', head_dim)
   return ModelConfig(
     vocab_size=fields['vocab_size'],
     num_layers=fields['num_hidden_layers'],
@@ -112,14 +111,28 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     pattern=shortest_pattern(kinds),
     rope_scaling=scaling,
     activation=_activation(fields),
-    embedding_scale=math.sqrt(width) if row.scaled_embedding else 1.0,
-    attention_scale=None if scalar == head_dim else scalar**-0.5,
+    embedding_scale=math.sqrt(width)
+    if row.scaled_embedding
+    else fields.get('embedding_multiplier', 1.0),
+    residual_scale=fields.get('residual_multiplier', 1.0),
+    attention_scale=_attention_scale(fields, head_dim),
     attention_cap=fields.get('attn_logit_softcapping'),
+    logit_divisor=fields.get('logits_scaling', 1.0),
     logit_cap=fields.get('final_logit_softcapping'),
     experts=experts,
+    **({'qkv_bias': bias} if (bias := fields.get('attention_bias')) else {}),
     **row.features,
     **computed,
   )
+
+
+def _attention_scale(fields: Fields, head_dim: int) -> float | None:
+  """Factor of the product of query and key; None: the usual one."""
+  if 'attention_multiplier' in fields:
+    scale = fields['attention_multiplier']
+    return None if scale == head_dim**-0.5 else scale
+  scalar = fields.get('query_pre_attn_scalar', head_dim)
+  return None if scalar == head_dim else scalar**-0.5
 
 
 def context_tokens(config_json: Fields) -> int | None:
@@ -175,12 +188,17 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'config.json has {row.inside}={inner!r:.60}, which is no object with '
         'fields; copy the file again.'
       )
-    given = dict(inner)
-    tied = config_json.get('tie_word_embeddings', True)
-    given.setdefault('tie_word_embeddings', tied)
+    kind = inner.get('model_type', row.inner_type)
+    if kind != row.inner_type:
+      raise ValueError(
+        f'config.json of a {row.architecture} has {row.inside} of '
+        f'model_type={kind!r}, which is not built here inside another; give a '
+        f'model with {row.inner_type!r}.'
+      )
+    tied = config_json.get('tie_word_embeddings')
+    given = {**inner, **({} if tied is None else {'tie_word_embeddings': tied})}
   fixed = dict(
     row.fixed,
-    partial_rotary_factor=(1.0, 'all entries of a head are rotated here'),
     quantization_config=(
       None,
       'quantized weights are read from GGUF files alone',
@@ -216,6 +234,7 @@ class _Rope(NamedTuple):
 
   base: float
   scaling: RopeScaling | None
+  rotated: float
 
 
 def _kinds(
@@ -234,16 +253,18 @@ def _kinds(
       'one model has one scaling; give a model with one.'
     )
 
-  def kind(window: bool, experts: bool) -> LayerKind:
+  def kind(window: bool, experts: bool, rotates: bool) -> LayerKind:
     rope = local if window else wide
     return LayerKind(
       window_tokens=fields['sliding_window'] if window else None,
       rope_base=None if rope.base == wide.base else rope.base,
       rope_scaled=rope.scaling == scaling,
       experts=experts,
+      rotated=rope.rotated if rotates else 0.0,
     )
 
-  return [kind(*of_layer) for of_layer in zip(windows, sparse, strict=True)]
+  rotates = [row.rotates(fields, i) for i in range(len(windows))]
+  return [kind(*layer) for layer in zip(windows, sparse, rotates, strict=True)]
 
 
 # Kinds of scaling that are computed here, and their fields beside the factor
@@ -259,6 +280,9 @@ _SCALED: dict[str, dict[str, str]] = {
     for name in ('attention_factor', 'beta_slow', 'beta_fast', 'truncate')
   },
 }
+
+
+_GROWTH = 'llama_4_scaling_beta'
 
 
 def _rope_fields(fields: Fields) -> Fields:
@@ -277,24 +301,28 @@ def _ropes(row: Family, fields: Fields) -> tuple[_Rope, _Rope]:
   full = both.get('full_attention') or {}
   local = both.get('sliding_attention') or {}
   if not full and not local:  # one dict for all kinds of layers
-    full, local = both, both if local_base is None else {}
+    shared = local_base is None and row.scales_windows
+    full, local = both, both if shared else {}
   base = fields.get('rope_theta') or base
   local_base = fields.get('rope_local_base_freq') or local_base or base
-  return _rope(full, base, fields), _rope(local, local_base, fields)
+  return _rope(row, full, base, fields), _rope(row, local, local_base, fields)
 
 
-def _rope(given: Fields, base: float, fields: Fields) -> _Rope:
+def _rope(row: Family, given: Fields, base: float, fields: Fields) -> _Rope:
   """One kind of layer, from the dict that is written for it."""
-  base = float(given.get('rope_theta') or base)
-  rotated, kind = given.get('partial_rotary_factor', 1.0), _rope_kind(given)
-  if rotated not in (None, 1.0):
+  base, kind = float(given.get('rope_theta') or base), _rope_kind(given)
+  said = given.get('partial_rotary_factor')
+  said = said or fields.get('partial_rotary_factor')
+  rotated = (said or 1.0) if row.rotated is None else row.rotated
+  if said not in (None, rotated):
     raise ValueError(
-      f'config.json has partial_rotary_factor={rotated}, but here all entries '
-      'of a head are rotated; give a model with 1.'
+      f'config.json has partial_rotary_factor={said}, but of a head of a '
+      f'{row.architecture} the share of {rotated} is rotated here; give a '
+      'model with that.'
     )
   if kind == 'default':
-    return _Rope(base, None)
-  if kind not in _SCALED:
+    return _Rope(base, None, rotated)
+  if kind not in _SCALED or given.get('long_factor') is not None:
     raise ValueError(
       f'config.json scales rotary positions by rope_type={kind!r}, which is '
       'not built here; give a model with one of these: default, '
@@ -305,7 +333,7 @@ def _rope(given: Fields, base: float, fields: Fields) -> _Rope:
     factor = (fields.get('max_position_embeddings') or 0) / trained
   factor = float(factor or 0)
   if kind == 'linear':
-    return _Rope(base, RopeScaling(kind, factor))
+    return _Rope(base, RopeScaling(kind, factor), rotated)
   more: dict[str, Any] = {
     ours: value if isinstance(value, bool) else float(value)
     for ours, theirs in _SCALED[kind].items()
@@ -317,7 +345,9 @@ def _rope(given: Fields, base: float, fields: Fields) -> _Rope:
       0.1 * under * math.log(factor) + 1
     )
     more.setdefault('attention_factor', attention)
-  return _Rope(base, RopeScaling(kind, factor, trained, **more))
+  if row.grows_queries:
+    more['query_growth'] = float(given.get(_GROWTH) or 0)
+  return _Rope(base, RopeScaling(kind, factor, trained, **more), rotated)
 
 
 def _trained(given: Fields, fields: Fields) -> int:
@@ -346,6 +376,8 @@ def _written_ropes(row: Family, config: ModelConfig) -> dict[str, Any]:
     value = getattr(scaling, ours)
     if kind == 'llama3' or value != getattr(usual, ours):
       written[theirs] = value
+  if row.grows_queries:
+    written[_GROWTH] = scaling.query_growth
   return {**fields, 'rope_scaling': written}
 
 
@@ -488,6 +520,13 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     rms_norm_eps=config.norm_epsilon,
     tie_word_embeddings=config.tied_embeddings,
     query_pre_attn_scalar=_scalar(config),
+    partial_rotary_factor=row.rotated or config.pattern[0].rotated,
+    attention_bias=config.qkv_bias,
+    no_rope_layers=[int(kind.rotated > 0) for kind in config.kinds],
+    embedding_multiplier=config.embedding_scale,
+    residual_multiplier=config.residual_scale,
+    attention_multiplier=config.attention_scale or config.head_dim**-0.5,
+    logits_scaling=config.logit_divisor,
     attn_logit_softcapping=config.attention_cap,
     final_logit_softcapping=config.logit_cap,
     use_sliding_window=any(local),
@@ -498,6 +537,8 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     **_written_experts(config),
   )
   read = {*families.REQUIRED, *row.defaults}
+  if row.rotated != 1:
+    read.add('partial_rotary_factor')
   return {
     'architectures': [row.architecture],
     'model_type': row.model_type,
@@ -597,6 +638,7 @@ _KINDS = {
       'max_position_embeddings', 'original_max_position_embeddings',
       'sliding_window', 'sliding_window_pattern', 'num_experts_per_tok',
       'moe_intermediate_size', 'decoder_sparse_step',
+      'no_rope_layer_interval',
     ),
     COUNT,
   ),
@@ -610,13 +652,22 @@ _KINDS = {
   **dict.fromkeys(
     (
       'query_pre_attn_scalar', 'attn_logit_softcapping',
-      'final_logit_softcapping',
+      'final_logit_softcapping', 'embedding_multiplier',
+      'residual_multiplier', 'attention_multiplier', 'logits_scaling',
     ),
     ABOVE_0,
   ),
   **dict.fromkeys(('rope_theta', 'rope_local_base_freq'), base_problem),
   **dict.fromkeys(
-    ('tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob'), _FLAG
+    (
+      'tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob',
+      'attention_bias',
+    ),
+    _FLAG,
+  ),
+  'partial_rotary_factor': SHARE,
+  'no_rope_layers': _listed(
+    lambda value: value in (0, 1), 'numbers, 1 for a layer that rotates and 0'
   ),
   'layer_types': _listed(_is_text, 'texts'),
   'mlp_only_layers': _listed(
@@ -634,6 +685,8 @@ _ROPE = {
   ),
   'rope_theta': base_problem,
   'original_max_position_embeddings': COUNT,
+  'partial_rotary_factor': SHARE,
+  _GROWTH: _needs(_between(_REAL, 0, _MOST_FLOAT), 'a finite number from 0 is'),
   'truncate': _FLAG,
   'rope_type': _TEXT,
   'type': _TEXT,
@@ -645,7 +698,8 @@ _NULL = {
   'num_key_value_heads', 'head_dim', 'sliding_window', 'max_window_layers',
   'max_position_embeddings', 'original_max_position_embeddings',
   'final_logit_softcapping', 'attn_logit_softcapping', 'mlp_only_layers',
-  'layer_types', 'rope_theta', 'rope_local_base_freq',
+  'layer_types', 'rope_theta', 'rope_local_base_freq', 'no_rope_layers',
+  'partial_rotary_factor',
 }  # fmt: skip
 
 
@@ -725,10 +779,12 @@ def _contradictions(fields: Fields) -> Iterator[str]:
       'not divide'
     )
   head_dim = fields.get('head_dim') or width // heads
-  if head_dim % 2:
+  share = fields.get('partial_rotary_factor') or 1.0
+  if head_dim * share % 2:
     yield (
       f'heads of {head_dim} entries (head_dim, or hidden_size over '
-      'num_attention_heads), but rotary positions turn pairs of them'
+      f'num_attention_heads), of which the share {share:g} is rotated, but '
+      'rotary positions turn pairs of them'
     )
   number, used = fields.get('num_experts'), fields.get('num_experts_per_tok')
   if number and used > number:
@@ -739,6 +795,9 @@ def _contradictions(fields: Fields) -> Iterator[str]:
   ):
     yield 'use_sliding_window=True and max_window_layers=None'
   layers = fields['num_hidden_layers']
+  listed = fields.get('no_rope_layers')
+  if listed is not None and len(listed) < layers:
+    yield f'no_rope_layers of {len(listed)} and num_hidden_layers={layers}'
   for place in fields.get('mlp_only_layers') or ():
     if place >= layers:
       yield f'mlp_only_layers with {place}, and num_hidden_layers={layers}'

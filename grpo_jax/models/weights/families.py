@@ -8,9 +8,13 @@ tensors, and where each lies in the parameters.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
+import functools
 import math
+import re
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +39,9 @@ class Layout:
     transposed: Whether the second group comes first there, as in the weight of
       a `torch.nn.Linear`.
     added: Added to what is stored: 1 for a norm that multiplies by 1 + w.
-    interleaved: Whether entries i and i + D / 2 of a head are stored side by
-      side: llama.cpp turns such pairs, we turn halves.
+    interleaved: The share of a head, from its first entry, of which entries i
+      and i + F are stored side by side, with F the half of that share:
+      llama.cpp and GLM turn such pairs, we turn halves.
     experts: Whether there is one such tensor for each expert. In ours, and
       before all that is said here, the experts are the first axis.
   """
@@ -44,7 +49,7 @@ class Layout:
   first: int = 1
   transposed: bool = False
   added: float = 0.0
-  interleaved: bool = False
+  interleaved: float = 0.0
   experts: bool = False
 
   def stored_axes(
@@ -84,9 +89,7 @@ class Layout:
       shape: The shape of our parameter.
       dtype: The dtype of our parameter.
     """
-    if self.interleaved:
-      pairs = stored.reshape(shape[-2], shape[-1] // 2, 2, -1)
-      stored = jnp.swapaxes(pairs, 1, 2).reshape(stored.shape)
+    stored = self._turned(stored, shape[-2:], -1, 2)
     if self.transposed:
       stored = jnp.swapaxes(stored, -1, -2)
     if self.added:  # in float32: bfloat16 would round 1 + w to 8 bits
@@ -97,17 +100,37 @@ class Layout:
     """What is stored of our parameter: the inverse of `decode`.
 
     Args:
-      ours: The parameter of one layer, not of an `interleaved` layout: nothing
-        is written in that order.
+      ours: The parameter of one layer.
       dtype: The dtype of what is stored.
     """
-    shape = self.stored_shape(ours.shape)
+    shape, heads = self.stored_shape(ours.shape), ours.shape[-2:]
     if self.added:
       ours = ours.astype(jnp.float32) - self.added
     if self.transposed:
       *experts, rows, columns = shape
       ours = jnp.swapaxes(ours.reshape(*experts, columns, rows), -1, -2)
+    ours = self._turned(ours, heads, 2, -1)
     return ours.reshape(shape).astype(dtype)
+
+  def _turned(
+    self, stored: Array, heads: tuple[int, ...], *pairs: int
+  ) -> Array:
+    """The rows of each head in the other order of its rotated entries.
+
+    Args:
+      stored: Behind the number of experts if any, heads and their entries are
+        the first axis.
+      heads: How many there are, and how many entries each has.
+      *pairs: How rotated entries are laid out, -1 and 2 for pairs side by side.
+    """
+    if not self.interleaved:
+      return stored
+    rotated = int(heads[1] * self.interleaved)
+    split = stored.reshape(*heads, -1)
+    first, rest = split[:, :rotated], split[:, rotated:]
+    turned = first.reshape(heads[0], *pairs, first.shape[-1])
+    turned = jnp.swapaxes(turned, 1, 2).reshape(first.shape)
+    return jnp.concatenate((turned, rest), axis=1).reshape(stored.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,28 +167,43 @@ def _linear(name: str, **layout) -> Tensor:
   return Tensor(f'{name}.weight', Layout(transposed=True, **layout))
 
 
-def hugging_face(added: float = 0.0, post_norms: bool = False) -> Tensors:
+# What Hugging Face calls the norms of a layer: before attention and MLP, behind
+# them, or both. GLM has the name of one norm for another.
+_BEFORE = {
+  'attention_norm': 'input_layernorm',
+  'mlp_norm': 'post_attention_layernorm',
+}
+_BEHIND = {
+  'attention_post_norm': 'post_attention_layernorm',
+  'mlp_post_norm': 'post_feedforward_layernorm',
+}
+_BOTH = {
+  'attention_norm': 'input_layernorm',
+  'mlp_norm': 'pre_feedforward_layernorm',
+  **_BEHIND,
+}
+_BOTH_IN_GLM = {
+  **_BEFORE,
+  'attention_post_norm': 'post_self_attn_layernorm',
+  'mlp_post_norm': 'post_mlp_layernorm',
+}
+
+
+def hugging_face(
+  added: float = 0.0,
+  norms: Mapping[str, str] = _BEFORE,
+  interleaved: float = 0.0,
+) -> Tensors:
   """The names that all families share in Hugging Face's folders.
 
   Args:
     added: To the scale of each norm; see `Layout`.
-    post_norms: Whether attention and MLP have norms behind them. The norm
-      before the MLP has another name then.
+    norms: From ours to theirs, those of a layer.
+    interleaved: Of queries and keys; see `Layout`.
   """
   layer = 'model.layers.{layer}.'
   attention, mlp = f'{layer}self_attn.', f'{layer}mlp.'
-  norms = {
-    'attention_norm': 'input_layernorm',
-    'mlp_norm': 'post_attention_layernorm',
-  }
-  if post_norms:
-    norms = {
-      'attention_norm': 'input_layernorm',
-      'attention_post_norm': 'post_attention_layernorm',
-      'mlp_norm': 'pre_feedforward_layernorm',
-      'mlp_post_norm': 'post_feedforward_layernorm',
-    }
-  norm, bias = Layout(added=added), Layout(first=2)
+  norm = Layout(added=added)
   tensors = {
     ('embedding',): Tensor('model.embed_tokens.weight'),
     ('final_norm', 'scale'): Tensor('model.norm.weight', norm),
@@ -177,7 +215,9 @@ def hugging_face(added: float = 0.0, post_norms: bool = False) -> Tensors:
     tensors[ours, 'scale'] = Tensor(f'{layer}{name}.weight', norm)
   for ours in ('query', 'key', 'value'):
     name = f'{attention}{ours[0]}_proj'
-    tensors['attention', ours] = _linear(name)
+    turned = interleaved if ours != 'value' else 0.0
+    tensors['attention', ours] = _linear(name, interleaved=turned)
+    bias = Layout(first=2, interleaved=turned)
     tensors['attention', f'{ours}_bias'] = Tensor(f'{name}.bias', bias)
     scale = Tensor(f'{attention}{ours[0]}_norm.weight', norm)
     tensors['attention', f'{ours}_norm', 'scale'] = scale
@@ -206,11 +246,10 @@ def llama_cpp(interleaved: bool) -> Tensors:
   }
   for ours in ('query', 'key', 'value'):
     name = f'{layer}attn_{ours[0]}'
-    turned = interleaved and ours != 'value'
+    turned = float(interleaved and ours != 'value')
     tensors['attention', ours] = _linear(name, interleaved=turned)
-    tensors['attention', f'{ours}_bias'] = Tensor(
-      f'{name}.bias', Layout(first=2)
-    )
+    bias = Layout(first=2, interleaved=turned)
+    tensors['attention', f'{ours}_bias'] = Tensor(f'{name}.bias', bias)
     norm = Tensor(f'{name}_norm.weight')
     tensors['attention', f'{ours}_norm', 'scale'] = norm
   for ours in ('gate', 'up', 'down'):
@@ -219,6 +258,55 @@ def llama_cpp(interleaved: bool) -> Tensors:
 
 
 Fields = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+  """A stored tensor that holds several of the table, one behind another.
+
+  Attributes:
+    name: Its name, with `{layer}` for the number of a layer.
+    parts: The names of those that it holds, in the order of their rows.
+    rows: How many rows each has, in a layer of this shape.
+  """
+
+  name: str
+  parts: tuple[str, ...]
+  rows: Callable[[ModelConfig], tuple[int, ...]]
+
+  @functools.cached_property
+  def pattern(self) -> re.Pattern[str]:
+    """What matches its name in any layer, and has the number of that."""
+    return re.compile(re.escape(self.name).replace(r'\{layer\}', r'(\d+)'))
+
+
+def _fused(part: str, name: str, of: str, rows: Any) -> Fused:
+  """Linear layers of one part of a layer."""
+  prefix = f'model.layers.{{layer}}.{part}.'
+  names = tuple(f'{prefix}{one}_proj.weight' for one in of.split())
+  return Fused(f'{prefix}{name}.weight', names, rows)
+
+
+_FUSED_HEADS = _fused(
+  'self_attn',
+  'qkv_proj',
+  'q k v',
+  lambda config: (
+    config.num_heads * config.head_dim,
+    *(config.num_kv_heads * config.head_dim,) * 2,
+  ),
+)
+_FUSED_GATE = _fused(
+  'mlp', 'gate_up_proj', 'gate up', lambda config: (config.mlp_width,) * 2
+)
+
+
+def _rotates(fields: Fields, layer: int) -> bool:
+  """Of SmolLM3, whose field has 1 for a layer that rotates."""
+  listed = fields['no_rope_layers']
+  if listed is None:
+    return (layer + 1) % fields['no_rope_layer_interval'] != 0
+  return bool(listed[layer])
 
 
 def _later_windows(fields: Fields, layer: int) -> bool:
@@ -240,12 +328,21 @@ class Family:
     windows: Whether a layer, by its number, has a window, where `layer_types`
       does not say.
     layer_types: Whether the field `layer_types` is read at all.
+    rotates: Whether a layer, by its number, rotates queries and keys.
+    rotated: Which share of a head is rotated; None: as `partial_rotary_factor`
+      says.
     features: Fields of our `ModelConfig` that all models of the family share.
     scaled_embedding: Whether embeddings are multiplied by sqrt(width).
     rope_bases: Base of the rotary frequencies where none is given: of layers
       without a window, and of those with one, None if that is the same.
+    scales_windows: Whether a scaling of rotary positions that is given for all
+      layers is that of layers with a window too.
     tensors: Where parameters are stored in Hugging Face folders.
+    fused: Of these, which are stored as one.
     inside: The field of `config.json` that holds all others, if one does.
+    inner_type: The model type that is said there.
+    grows_queries: Whether rotary positions may have `llama_4_scaling_beta`;
+      see `RopeScaling.query_growth`.
     classifier: The architecture of its sequence classifiers, which are read as
       reward models.
     gguf: The name of the architecture in GGUF files, and where tensors are in
@@ -265,11 +362,17 @@ class Family:
   fixed: Fields = dataclasses.field(default_factory=dict)
   windows: Callable[[Fields, int], bool] = lambda fields, layer: False
   layer_types: bool = False
+  rotates: Callable[[Fields, int], bool] = lambda fields, layer: True
+  rotated: float | None = 1.0
   features: Fields = dataclasses.field(default_factory=dict)
   scaled_embedding: bool = False
   rope_bases: tuple[float, float | None] = (10_000.0, None)
+  scales_windows: bool = True
   tensors: Tensors = dataclasses.field(default_factory=hugging_face)
+  fused: tuple[Fused, ...] = ()
   inside: str | None = None
+  inner_type: str | None = None
+  grows_queries: bool = False
   classifier: str | None = None
   gguf: tuple[str, Tensors] | None = None
   written_as: str | None = None
@@ -306,6 +409,7 @@ OF_ALL = (
   'rope_theta',
   'rope_local_base_freq',
   'original_max_position_embeddings',
+  'partial_rotary_factor',
 )
 """Fields that are read for every family, and for which none has defaults."""
 
@@ -338,13 +442,14 @@ _GEMMA = dict(
 
 _NO_OUTPUT_BIAS = 'attention with a bias of its output is not computed here'
 _ATTENTION_BIAS = dict(attention_bias=(False, _NO_OUTPUT_BIAS))
+_MLP_BIAS = dict(mlp_bias=(False, 'an MLP with biases is not computed here'))
 _BOTH_WAYS = dict(
   use_bidirectional_attention=(
     False,
     'attention that looks ahead is not computed here',
   )
 )
-_GEMMA_TENSORS = hugging_face(added=1.0, post_norms=True)
+_GEMMA_TENSORS = hugging_face(added=1.0, norms=_BOTH)
 
 _GEMMA3 = Family(
   'Gemma3ForCausalLM',
@@ -375,6 +480,37 @@ _GEMMA3 = Family(
   tensors=_GEMMA_TENSORS,
 )
 
+# What transformers calls the modules of a language model inside another, and
+# what of that is no part of it.
+_INNER = (('model.', 'model.language_model.'),)
+_INNER_PREFIXES = (('model.language_model.', 'model.'), ('language_model.', ''))
+
+
+def _sees(*parts: str) -> tuple[str, ...]:
+  """Prefixes of parts that are not of the language model."""
+  return tuple(f'{model}{part}.' for part in parts for model in ('', 'model.'))
+
+
+_QWEN3 = Family(
+  'Qwen3ForCausalLM',
+  'qwen3',
+  dict(_QWEN, head_dim=128),
+  classifier='Qwen3ForSequenceClassification',
+  gguf=('qwen3', llama_cpp(interleaved=False)),
+  fixed=_ATTENTION_BIAS,
+  windows=_later_windows,
+  layer_types=True,
+  features=dict(qk_norm=True),
+)
+_MINISTRAL3 = Family(
+  'Ministral3ForCausalLM',
+  'ministral3',
+  dict(_LLAMA, num_key_value_heads=8, head_dim=128, sliding_window=None),
+  classifier='Ministral3ForSequenceClassification',
+  windows=lambda fields, layer: fields['sliding_window'] is not None,
+  grows_queries=True,
+)
+
 FAMILIES = (
   Family(
     'LlamaForCausalLM',
@@ -382,10 +518,7 @@ FAMILIES = (
     _LLAMA,
     classifier='LlamaForSequenceClassification',
     gguf=('llama', llama_cpp(interleaved=True)),
-    fixed=dict(
-      **_ATTENTION_BIAS,
-      mlp_bias=(False, 'an MLP with biases is not computed here'),
-    ),
+    fixed=dict(**_ATTENTION_BIAS, **_MLP_BIAS),
   ),
   Family(
     'MistralForCausalLM',
@@ -404,16 +537,25 @@ FAMILIES = (
     layer_types=True,
     features=dict(qkv_bias=True),
   ),
-  Family(
-    'Qwen3ForCausalLM',
-    'qwen3',
-    dict(_QWEN, head_dim=128),
-    classifier='Qwen3ForSequenceClassification',
-    gguf=('qwen3', llama_cpp(interleaved=False)),
-    fixed=_ATTENTION_BIAS,
-    windows=_later_windows,
-    layer_types=True,
-    features=dict(qk_norm=True),
+  _QWEN3,
+  # Text with images, or as below: the language model is read, and written by
+  # itself.
+  dataclasses.replace(
+    _QWEN3,
+    architecture='Qwen3VLForConditionalGeneration',
+    model_type='qwen3_vl',
+    defaults=dict(_LLAMA, num_key_value_heads=32, head_dim=128),
+    classifier=None,
+    gguf=None,
+    windows=lambda fields, layer: False,
+    layer_types=False,
+    rope_bases=(500_000.0, None),
+    inside='text_config',
+    inner_type='qwen3_vl_text',
+    written_as='Qwen3ForCausalLM',
+    prefixes=_INNER_PREFIXES,
+    left_out=_sees('visual'),
+    modules=_INNER,
   ),
   Family(
     'Qwen3MoeForCausalLM',
@@ -460,27 +602,109 @@ FAMILIES = (
     tensors=_GEMMA_TENSORS,
   ),
   _GEMMA3,
-  # Text with images. We read the language model in it, and write what we have
-  # read as a language model alone.
   dataclasses.replace(
     _GEMMA3,
     architecture='Gemma3ForConditionalGeneration',
     model_type='gemma3',
     classifier=None,
     inside='text_config',
+    inner_type='gemma3_text',
     written_as='Gemma3ForCausalLM',
-    prefixes=(
-      ('model.language_model.', 'model.'),
-      ('language_model.', ''),
-    ),
-    left_out=(
-      'vision_tower.',
-      'multi_modal_projector.',
-      'model.vision_tower.',
-      'model.multi_modal_projector.',
-    ),
+    prefixes=_INNER_PREFIXES,
+    left_out=_sees('vision_tower', 'multi_modal_projector'),
     # Since transformers 4.52; the language model alone has 'model.layers.'.
-    modules=(('model.', 'model.language_model.'),),
+    modules=_INNER,
+  ),
+  Family(
+    'SmolLM3ForCausalLM',
+    'smollm3',
+    dict(
+      _LLAMA,
+      num_key_value_heads=4,
+      tie_word_embeddings=True,
+      use_sliding_window=False,
+      sliding_window=None,
+      no_rope_layers=None,
+      no_rope_layer_interval=4,
+    ),
+    classifier='SmolLM3ForSequenceClassification',
+    fixed=dict(**_ATTENTION_BIAS, **_MLP_BIAS),
+    windows=lambda fields, layer: (
+      fields['use_sliding_window'] and not _rotates(fields, layer)
+    ),
+    layer_types=True,
+    rotates=_rotates,
+    rope_bases=(2_000_000.0, None),
+  ),
+  Family(
+    'Olmo3ForCausalLM',
+    'olmo3',
+    dict(_LLAMA, rms_norm_eps=1e-5, sliding_window=4096),
+    classifier='Olmo3ForSequenceClassification',
+    fixed=_ATTENTION_BIAS,
+    windows=lambda fields, layer: (layer + 1) % 4 > 0,
+    layer_types=True,
+    features=dict(
+      qk_norm=True, qk_norm_joint=True, pre_norms=False, post_norms=True
+    ),
+    rope_bases=(500_000.0, None),
+    scales_windows=False,
+    tensors=hugging_face(norms=_BEHIND),
+  ),
+  _MINISTRAL3,
+  dataclasses.replace(
+    _MINISTRAL3,
+    architecture='Mistral3ForConditionalGeneration',
+    model_type='mistral3',
+    classifier=None,
+    inside='text_config',
+    inner_type='ministral3',
+    written_as='Ministral3ForCausalLM',
+    prefixes=_INNER_PREFIXES,
+    left_out=_sees('vision_tower', 'multi_modal_projector'),
+    modules=_INNER,
+  ),
+  Family(
+    'Phi3ForCausalLM',
+    'phi3',
+    dict(
+      _LLAMA,
+      rms_norm_eps=1e-5,
+      sliding_window=None,
+    ),
+    rotated=None,
+    classifier='Phi3ForSequenceClassification',
+    fixed=_ATTENTION_BIAS,
+    windows=lambda fields, layer: fields['sliding_window'] is not None,
+    fused=(_FUSED_HEADS, _FUSED_GATE),
+  ),
+  Family(
+    'GraniteForCausalLM',
+    'granite',
+    dict(
+      _LLAMA,
+      embedding_multiplier=1.0,
+      attention_multiplier=1.0,
+      residual_multiplier=1.0,
+      logits_scaling=1.0,
+    ),
+    fixed=dict(**_ATTENTION_BIAS, **_MLP_BIAS),
+  ),
+  Family(
+    'Glm4ForCausalLM',
+    'glm4',
+    dict(
+      _LLAMA,
+      num_key_value_heads=2,
+      head_dim=128,
+      rms_norm_eps=1.5625e-7,
+      attention_bias=True,
+    ),
+    rotated=0.5,
+    classifier='Glm4ForSequenceClassification',
+    features=dict(post_norms=True),
+    tensors=hugging_face(norms=_BOTH_IN_GLM, interleaved=0.5),
+    fused=(_FUSED_GATE,),
   ),
 )
 """All families, the plainest first: what several can express, it is."""
@@ -544,6 +768,66 @@ class Parameter:
   def has_two_axes(self) -> bool:
     """Whether it is stored with two axes: it is no scale and no bias."""
     return len(self.name_shape) > 1
+
+
+class Part(NamedTuple):
+  """What one layer has of a parameter.
+
+  Attributes:
+    parameter: The number of the parameter among all.
+    layer: The number of the layer among those of the parameter.
+  """
+
+  parameter: int
+  layer: int
+
+
+class Written(NamedTuple):
+  """What is written at once: a tensor, or those of all experts of a layer.
+
+  Attributes:
+    names: One, or one for each expert.
+    parts: What the tensor holds, one behind another.
+  """
+
+  names: tuple[str, ...]
+  parts: tuple[Part, ...]
+
+  def shape(self, wanted: Sequence[Parameter]) -> tuple[int, ...]:
+    """That of the tensor of one name."""
+    shapes = [wanted[part.parameter].name_shape for part in self.parts]
+    if len(shapes) == 1:
+      return shapes[0]
+    return sum(shape[0] for shape in shapes), *shapes[0][1:]
+
+
+def written(
+  config: ModelConfig, wanted: Sequence[Parameter], fused: Sequence[Fused]
+) -> list[Written]:
+  """The tensors of a file, fused ones at the place of their first part.
+
+  Args:
+    config: The model.
+    wanted: Its parameters.
+    fused: Which of their tensors are one.
+  """
+  whole = {
+    part.format(layer=layer): one.name.format(layer=layer)
+    for one in fused
+    for layer in range(config.num_layers)
+    for part in one.parts
+  }
+  order = {name: place for place, name in enumerate(whole)}
+  found: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
+  for number, one in enumerate(wanted):
+    for layer, names in enumerate(one.names):
+      key = (whole[names[0]],) if names[0] in whole else names
+      place = order.get(names[0], 0)
+      found.setdefault(key, []).append((place, Part(number, layer)))
+  return [
+    Written(names, tuple(part for _, part in sorted(parts)))
+    for names, parts in found.items()
+  ]
 
 
 def parameters(

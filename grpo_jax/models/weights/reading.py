@@ -37,6 +37,36 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
+class Rows:
+  """Some rows of a stored tensor, which count as a tensor.
+
+  Attributes:
+    whole: The tensor.
+    first: The first of its rows.
+    number: How many rows.
+  """
+
+  whole: safetensors.Stored
+  first: int
+  number: int
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """That of these rows."""
+    return self.number, *self.whole.shape[1:]
+
+  @property
+  def dtype(self) -> np.dtype:
+    """As it is read."""
+    return self.whole.dtype
+
+  def index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Of the whole tensor, from an index of these rows."""
+    start, stop, _ = index[0].indices(self.number)
+    return slice(self.first + start, self.first + stop), *index[1:]
+
+
+@dataclasses.dataclass(frozen=True)
 class Source:
   """A pretrained model, of which only the description has been read.
 
@@ -54,7 +84,7 @@ class Source:
   path: pathlib.Path
   config_json: Mapping[str, Any]
   tensors: families.Tensors
-  stored: Mapping[str, safetensors.Stored]
+  stored: Mapping[str, safetensors.Stored | Rows]
   reader: safetensors.Reader | None
   folder: pathlib.Path | None = None
 
@@ -96,7 +126,10 @@ class Source:
       Of the dtype that `stored` says.
     """
     assert self.reader is not None
-    return self.reader.read(self.stored[name], index)
+    stored = self.stored[name]
+    if isinstance(stored, Rows):
+      return self.reader.read(stored.whole, stored.index(index))
+    return self.reader.read(stored, index)
 
 
 ELSEWHERE = 'weights_elsewhere.json'
@@ -196,7 +229,40 @@ def _from_folder(
     # Rotary frequencies, which some old folders of Llama hold.
     and not name.endswith('rotary_emb.inv_freq')
   }
-  return Source(folder, config_json, row.tensors, stored, reader, folder)
+  source = Source(folder, config_json, row.tensors, stored, reader, folder)
+  return _with_parts(source, row.fused) if row.fused else source
+
+
+def _with_parts(source: Source, fused: tuple[families.Fused, ...]) -> Source:
+  """A source whose fused tensors are those that they hold.
+
+  Raises:
+    ValueError: See `Source.config`; or a tensor has another number of rows than
+      its parts have together.
+  """
+  config = source.config()
+  parts: dict[str, safetensors.Stored | Rows] = {}
+  for name, stored in source.stored.items():
+    found = [(one, one.pattern.fullmatch(name)) for one in fused]
+    for one, match in found:
+      if match and isinstance(stored, safetensors.Stored):
+        layer = int(match[1])
+        kind = config.kinds[min(layer, config.num_layers - 1)]
+        numbers = one.rows(config.of(kind))
+        if sum(numbers) != stored.shape[0]:
+          raise ValueError(
+            f'{name} in {source.path} has {stored.shape[0]} rows, but its '
+            f'parts have {" + ".join(map(str, numbers))} by the config.json; '
+            'give files that belong to it.'
+          )
+        first = 0
+        for part, number in zip(one.parts, numbers, strict=True):
+          parts[part.format(layer=layer)] = Rows(stored, first, number)
+          first += number
+        break
+    else:
+      parts[name] = stored
+  return dataclasses.replace(source, stored=parts)
 
 
 def _meant(row: families.Family, name: str) -> str:

@@ -103,13 +103,11 @@ def save(
   wanted, _ = families.parameters(config, row.tensors)
   _check(params, jax.eval_shape(Transformer(config).init, jax.random.key(0)))
   leaves, adapters = _parts(config, params)
-  tensors = [
-    (name, one.name_shape)
-    for one in wanted
-    for names in one.names
-    for name in names
-  ]
-  arrays = _arrays(wanted, leaves, adapters, config.lora, np.dtype(dtype))
+  written = families.written(config, wanted, row.fused)
+  tensors = [(name, one.shape(wanted)) for one in written for name in one.names]
+  arrays = _arrays(
+    written, wanted, leaves, adapters, config.lora, np.dtype(dtype)
+  )
   try:
     if writes:
       folder.mkdir(parents=True, exist_ok=True)
@@ -197,6 +195,7 @@ def _check(params: Mapping[str, Any], tree: Any) -> None:
 
 
 def _arrays(
+  written: list[families.Written],
   wanted: list[families.Parameter],
   leaves: list[Any],
   adapters: list[tuple[Array, Array] | None],
@@ -204,22 +203,30 @@ def _arrays(
   dtype: np.dtype,
 ) -> Iterator[np.ndarray]:
   """Each stored tensor, in the order of their names."""
-  for parameter, leaf, adapter in zip(wanted, leaves, adapters, strict=True):
+
+  def stored(number: int, layer: int) -> np.ndarray:
+    parameter, leaf = wanted[number], leaves[number]
     whole = None  # no sharding: an array of one device, or of the host
     if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
       whole = NamedSharding(leaf.sharding.mesh, jax.P())
-    options = dict(
-      layout=parameter.layout, dtype=dtype, place=whole, low_rank=low_rank
-    )
-    for i in range(len(parameter.names)):
-      layer, parts = None, (leaf, adapter)
-      if parameter.layers is not None and isinstance(leaf, np.ndarray):
-        # Only this layer goes to the device.
-        parts = jax.tree.map(lambda x, i=i: x[i], parts)
-      elif parameter.layers is not None:
-        layer = i
-      stored = np.asarray(_take(*parts, layer, **options))
-      yield from stored if parameter.layout.experts else (stored,)
+    chosen, parts = None, (leaf, adapters[number])
+    if parameter.layers is not None and isinstance(leaf, np.ndarray):
+      # Only this layer goes to the device.
+      parts = jax.tree.map(lambda x: x[layer], parts)
+    elif parameter.layers is not None:
+      chosen = layer
+    options = dict(dtype=dtype, place=whole, low_rank=low_rank)
+    taken = _take(*parts, chosen, layout=parameter.layout, **options)
+    return np.asarray(taken)
+
+  for one in written:
+    arrays = [stored(*part) for part in one.parts]
+    if len(arrays) > 1:
+      yield np.concatenate(arrays)
+    elif wanted[one.parts[0].parameter].layout.experts:
+      yield from arrays[0]
+    else:
+      yield arrays[0]
 
 
 @functools.partial(
@@ -295,17 +302,19 @@ def save_adapter(
   written = config_json.config_to_huggingface(plain, architecture)
   row = families.family(architecture or written['architectures'][0])
   low = _adapters(params)
-  tensors, arrays, modules = [], [], []
-  for one in families.parameters(plain, row.tensors)[0]:
-    if one.path not in low:
+  wanted = families.parameters(plain, row.tensors)[0]
+  tensors, arrays, ranks = [], [], {}
+  for one in families.written(plain, wanted, row.fused):
+    parts = [(wanted[number], layer) for number, layer in one.parts]
+    if not any(parameter.path in low for parameter, _ in parts):
       continue
-    found = [row.module(names[0]) for names in one.names]
-    modules += found
-    for tensor, array in _pairs(
-      one, found, *low[one.path], config.lora.rank, dtype
-    ):
-      tensors.append(tensor)
-      arrays.append(array)
+    module = row.module(one.names[0])
+    pair = _pair(parts, low)
+    ranks[module] = len(pair[0])
+    for letter, array in zip('AB', pair, strict=True):
+      name = f'base_model.model.{module}.lora_{letter}.weight'
+      tensors.append((name, array.shape))
+      arrays.append(np.ascontiguousarray(array.astype(dtype)))
   if not tensors:  # nothing would be adapted, and no reader would say so
     raise ValueError(
       f'No weight of the model has an adapter (targets={config.lora.targets}), '
@@ -313,6 +322,14 @@ def save_adapter(
     )
   if jax.process_index():
     return
+  targets = _targets(list(ranks), config, row)
+  # A target may be the end of a module's name.
+  several = {
+    target: rank // config.lora.rank
+    for target in targets
+    for module, rank in ranks.items()
+    if module.endswith(target) and rank != config.lora.rank
+  }
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   safetensors.write_file(folder / FILE, tensors, arrays, dtype)
@@ -323,11 +340,13 @@ def save_adapter(
     'revision': revision,
     'r': config.lora.rank,
     'lora_alpha': config.lora.alpha,
+    'rank_pattern': {t: config.lora.rank * n for t, n in several.items()},
+    'alpha_pattern': {t: config.lora.alpha * n for t, n in several.items()},
     'lora_dropout': 0.0,
     'bias': 'none',
     'fan_in_fan_out': False,
     'inference_mode': True,
-    'target_modules': _targets(modules, config, row),
+    'target_modules': targets,
   }
   text = json.dumps(described, indent=2) + '\n'
   (folder / 'adapter_config.json').write_text(text)
@@ -365,23 +384,36 @@ def _targets(
   return sorted({name.rpartition('.')[2] for name in modules})
 
 
-def _pairs(
-  one: families.Parameter,
-  modules: list[str],
-  a: Any,
-  b: Any,
-  rank: int,
-  dtype: str,
-) -> Iterator[tuple[tuple[str, tuple[int, ...]], np.ndarray]]:
-  """A and B of each layer: the name and shape of a tensor, and its values."""
-  for i, module in enumerate(modules):
-    for letter, whole, shape in (('A', a, (-1, rank)), ('B', b, (rank, -1))):
-      layer = whole if one.layers is None else whole[i]
-      stored = np.asarray(_gathered(layer)).reshape(shape).T.astype(dtype)
-      yield (
-        (f'base_model.model.{module}.lora_{letter}.weight', stored.shape),
-        (np.ascontiguousarray(stored)),
+def _pair(
+  parts: list[tuple[families.Parameter, int]], low: Mapping[Any, Any]
+) -> tuple[np.ndarray, np.ndarray]:
+  """A [r,in] and B [out,r] of one module.
+
+  Of a module that holds several of our weights, A has the rows of all their
+  adapters, and B has that of each at its own rows and columns: the rank is the
+  sum of theirs, and the product is the same.
+
+  Args:
+    parts: What the module holds: a parameter, and which of its layers.
+    low: A and B of all layers, by the path of the weight.
+  """
+  down, up, above, left = [], [], 0, 0
+  for one, layer in parts:
+    if one.path in low:
+      a, b = (
+        jnp.asarray(_gathered(x if one.layers is None else x[layer]))
+        for x in low[one.path]
       )
+      inward = dataclasses.replace(one.layout, interleaved=0.0)
+      outward = dataclasses.replace(one.layout, first=1)
+      down.append(np.asarray(inward.encode(a, a.dtype)))
+      up.append((above, left, np.asarray(outward.encode(b, b.dtype))))
+      left += a.shape[-1]
+    above += one.name_shape[0]
+  whole = np.zeros((above, left), down[0].dtype)
+  for row, column, b in up:
+    whole[row : row + b.shape[0], column : column + b.shape[1]] = b
+  return np.concatenate(down), whole
 
 
 def _gathered(x: Any) -> Any:

@@ -292,15 +292,18 @@ def _state_bytes(
 
 def _row_bytes(config: Config, shape: models.ModelConfig) -> int:
   """The least bytes of one row while it is sampled: keys and values."""
-  layers = sum(kind.window_tokens is None for kind in shape.kinds)
+  whole = [kind for kind in shape.kinds if kind.window_tokens is None]
   # Ids at least, where all layers have windows.
-  return sum(longest(config)) * max(4, layers * _place_bytes(shape))
+  return sum(longest(config)) * max(4, _place_bytes(shape, whole))
 
 
-def _place_bytes(shape: models.ModelConfig) -> int:
-  """The bytes of keys and values of a token, in one layer."""
+def _place_bytes(
+  shape: models.ModelConfig, kinds: Sequence[models.LayerKind]
+) -> int:
+  """The bytes of keys and values of a token, in layers of these kinds."""
   size = 2 if shape.compute_dtype == 'bfloat16' else 4
-  return 2 * shape.num_kv_heads * shape.head_dim * size
+  sizes = [shape.of(kind) for kind in kinds]
+  return sum(2 * one.num_kv_heads * one.head_dim * size for one in sizes)
 
 
 def _pool_bytes(
@@ -318,7 +321,7 @@ def _pool_bytes(
   rows = min(sampler.prompts * sampler.group, sampler.max_rows)
   width = build_environment.context_tokens(config)
   # Layers with windows have no shorter caches there.
-  return rows, width, rows * width * len(shape.kinds) * _place_bytes(shape)
+  return rows, width, rows * width * _place_bytes(shape, shape.kinds)
 
 
 def _memory(mesh: jax.sharding.Mesh) -> float | None:

@@ -62,6 +62,47 @@ CASES: dict[str, dict[str, Any]] = {
     mm_tokens_per_image=1,
     tie_word_embeddings=True,
   ),
+  'Qwen3VLForConditionalGeneration': dict(
+    model_type='qwen3_vl',
+    text_config=dict(
+      _SMALL,
+      model_type='qwen3_vl_text',
+      rope_parameters=dict(
+        rope_type='default', rope_theta=500.0, mrope_section=[2, 1, 1]
+      ),
+    ),
+    vision_config=dict(
+      depth=1,
+      hidden_size=8,
+      intermediate_size=8,
+      num_heads=1,
+      out_hidden_size=12,
+      patch_size=2,
+      num_position_embeddings=4,
+      deepstack_visual_indexes=[0],
+    ),
+  ),
+  'SmolLM3ForCausalLM': dict(_SMALL, model_type='smollm3', num_hidden_layers=4),
+  'Olmo3ForCausalLM': dict(
+    _SMALL, model_type='olmo3', num_hidden_layers=4, sliding_window=4
+  ),
+  'Ministral3ForCausalLM': dict(_SMALL, model_type='ministral3'),
+  'Mistral3ForConditionalGeneration': dict(
+    model_type='mistral3',
+    text_config=dict(_SMALL, model_type='ministral3'),
+    vision_config=dict(_VISION, model_type='pixtral', head_dim=8),
+    tie_word_embeddings=False,
+  ),
+  'Phi3ForCausalLM': dict(_SMALL, model_type='phi3'),
+  'GraniteForCausalLM': dict(
+    _SMALL,
+    model_type='granite',
+    embedding_multiplier=12.0,
+    attention_multiplier=0.25,
+    residual_multiplier=0.5,
+    logits_scaling=4.0,
+  ),
+  'Glm4ForCausalLM': dict(_SMALL, model_type='glm4'),
 }
 
 
@@ -71,7 +112,10 @@ def their_model(architecture: str) -> Any:
 
   fields = dict(CASES[architecture])
   config = transformers.AutoConfig.for_model(**fields)
-  return transformers.AutoModelForCausalLM.from_config(config)
+  loader = transformers.AutoModelForCausalLM
+  if type(config) not in loader._model_mapping:
+    loader = transformers.AutoModelForImageTextToText
+  return loader.from_config(config)
 
 
 def names(architecture: str, folder: pathlib.Path) -> dict[str, Any]:

@@ -98,11 +98,12 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
   found = safetensors.load_file(tmp_path / 'adapter_model.safetensors')
   expected = {BEFORE + name + end for name in wanted for end in ENDS}
   assert found.keys() == expected
+  told = json.loads((tmp_path / 'adapter_config.json').read_text())
   for name, (out, into) in wanted.items():
     a, b = (found[BEFORE + name + end] for end in ENDS)
-    assert (a.shape, b.shape) == ((2, into), (out, 2))
+    rank = told['rank_pattern'].get(name.rpartition('.')[2], 2)
+    assert (a.shape, b.shape) == ((rank, into), (out, rank))
   # As peft finds what to adapt: by the whole name, or by its end.
-  told = json.loads((tmp_path / 'adapter_config.json').read_text())
   met = {
     name
     for name in modules
@@ -110,6 +111,49 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
     if name == target or name.endswith(f'.{target}')
   }
   assert met == wanted.keys()
+
+
+@pytest.mark.parametrize('targets', [('*',), ('attention/key', 'mlp/up')])
+@pytest.mark.parametrize(
+  'architecture', ['LlamaForCausalLM', 'Phi3ForCausalLM', 'Glm4ForCausalLM']
+)
+def test_a_product_is_what_an_adapter_adds_to_the_stored_weight(
+  architecture, targets, tmp_path
+):
+  """Also where one module holds several weights, or stores pairs of entries."""
+  config = weights.config_from_huggingface(NAMES[architecture]['config'])
+  config = dataclasses.replace(config, lora=models.LowRank(2, 6.0, targets))
+  params = golden.random_params(config)
+  described = json.dumps(NAMES[architecture]['config'])
+  (tmp_path / 'config.json').write_text(described)
+  source = weights.source(tmp_path, needs_weights=False)
+  weights.save(tmp_path / 'whole', config, params, source=source)
+  plain = dataclasses.replace(config, lora=None)
+  alone = lora.split(params, lora.trains)[1]
+  weights.save(tmp_path / 'base', plain, alone, source=source)
+  weights.save_adapter(
+    tmp_path / 'low', config, params, 'base', architecture=architecture
+  )
+  whole, base = (
+    safetensors.load_file(tmp_path / name / 'model.safetensors')
+    for name in ('whole', 'base')
+  )
+  low = safetensors.load_file(tmp_path / 'low' / 'adapter_model.safetensors')
+  told = json.loads((tmp_path / 'low' / 'adapter_config.json').read_text())
+  met = 0
+  for name, after in whole.items():
+    module = name.removesuffix('.weight')
+    pair = [low.get(BEFORE + module + end) for end in ENDS]
+    if pair[0] is None:
+      np.testing.assert_array_equal(after, base[name])
+      continue
+    end = module.rpartition('.')[2]
+    scale = told['alpha_pattern'].get(end, told['lora_alpha'])
+    scale /= told['rank_pattern'].get(end, told['r'])
+    expected = base[name] + scale * pair[1] @ pair[0]
+    np.testing.assert_allclose(after, expected, atol=1e-4)
+    met += 1
+  assert met == len(low) / 2 > 0
 
 
 def test_adapters_that_peft_would_pass_over_are_not_written(tmp_path):

@@ -298,7 +298,7 @@ def test_two_scalings_in_one_model_are_refused():
   'changes, said',
   [
     (dict(qkv_bias=True, qk_norm=True), 'qk_norm=True'),
-    (dict(embedding_scale=2.0), 'embedding_scale=2.0'),
+    (dict(embedding_scale=2.0, qk_norm=True), 'embedding_scale=2.0'),
     (dict(logit_cap=5.0), 'logit_cap=5.0'),
     (
       dict(pattern=(models.LayerKind(3), models.LayerKind(4))),

@@ -2,15 +2,17 @@
 
 Run it with torch 2.13 and transformers 5.23 installed; the suite needs neither:
 
-  python tests/models/weights/make_golden.py
+  python tests/models/weights/make_golden.py [NAME ...]
 
-Each folder is what `save_pretrained` writes, and `expected.npz`: the tokens of
-two rows, the logits at each of them with padding behind the shorter row and
-with padding before it, and the likeliest tokens to follow each row.
+writes those that are named, or all of them. Each folder is what
+`save_pretrained` writes, and `expected.npz`: the tokens of two rows, the logits
+at each of them with padding behind the shorter row and with padding before it,
+and the likeliest tokens to follow each row.
 """
 
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import torch
@@ -98,6 +100,80 @@ CASES = {
       sliding_attention=dict(rope_type='default', rope_theta=20.0),
     ),
   ),
+  'smollm3': transformers.SmolLM3Config(
+    **SMALL | dict(num_hidden_layers=5),
+    tie_word_embeddings=True,
+    no_rope_layers=[1, 0, 1, 1, 0],
+    use_sliding_window=True,
+    sliding_window=5,
+    rope_parameters=dict(rope_type='default', rope_theta=100.0),
+  ),
+  'olmo3': transformers.Olmo3Config(
+    **SMALL | dict(num_hidden_layers=5),
+    sliding_window=4,
+    rope_parameters=dict(
+      full_attention=dict(
+        rope_type='yarn',
+        rope_theta=50.0,
+        factor=4.0,
+        original_max_position_embeddings=16,
+      ),
+      sliding_attention=dict(rope_type='default', rope_theta=50.0),
+    ),
+  ),
+  'ministral3': transformers.Ministral3Config(
+    **SMALL,
+    tie_word_embeddings=True,
+    rope_parameters=dict(
+      rope_type='yarn',
+      rope_theta=50.0,
+      factor=8.0,
+      original_max_position_embeddings=4,
+      beta_fast=1.0,
+      beta_slow=0.1,
+      mscale=1.0,
+      mscale_all_dim=1.0,
+      llama_4_scaling_beta=0.5,
+    ),
+  ),
+  'phi3': transformers.Phi3Config(
+    **SMALL,
+    sliding_window=5,
+    rope_parameters=dict(
+      rope_type='default', rope_theta=100.0, partial_rotary_factor=0.5
+    ),
+  ),
+  'granite': transformers.GraniteConfig(
+    **SMALL,
+    tie_word_embeddings=True,
+    embedding_multiplier=12.0,
+    attention_multiplier=0.2,
+    residual_multiplier=0.4,
+    logits_scaling=3.0,
+  ),
+  'glm4': transformers.Glm4Config(**SMALL, rms_norm_eps=0.01),
+  'qwen3_vl': transformers.Qwen3VLConfig(
+    text_config=dict(
+      SMALL,
+      head_dim=16,
+      rope_parameters=dict(
+        rope_type='default',
+        rope_theta=300.0,
+        mrope_section=[4, 2, 2],
+        mrope_interleaved=True,
+      ),
+    ),
+    vision_config=dict(
+      depth=1,
+      hidden_size=8,
+      intermediate_size=8,
+      num_heads=1,
+      out_hidden_size=24,
+      patch_size=2,
+      num_position_embeddings=4,
+      deepstack_visual_indexes=[0],
+    ),
+  ),
 }
 # Stored as bfloat16, in several files.
 HALVED = ('llama', 'qwen3_moe')
@@ -118,9 +194,11 @@ def randomize(model: torch.nn.Module) -> None:
 
 def logits(model, tokens: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
   """f32[N,V], at the N tokens that are no padding, row by row."""
-  position = (mask.cumsum(-1) - 1).clamp(min=0)
+  position = dict(position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
+  if hasattr(model.config, 'vision_config'):  # it finds them by itself
+    position = {}
   with torch.no_grad():
-    out = model(input_ids=tokens, attention_mask=mask, position_ids=position)
+    out = model(input_ids=tokens, attention_mask=mask, **position)
   return out.logits[mask.bool()].float().numpy()
 
 
@@ -139,9 +217,10 @@ def write(name: str, config) -> None:
   """One folder."""
   torch.manual_seed(len(name))
   folder = FOLDER / name
-  model = transformers.AutoModelForCausalLM.from_config(
-    config, attn_implementation='eager'
-  )
+  loader = transformers.AutoModelForCausalLM
+  if hasattr(config, 'vision_config'):
+    loader = transformers.AutoModelForImageTextToText
+  model = loader.from_config(config, attn_implementation='eager')
   model.eval()
   with torch.no_grad():
     randomize(model)
@@ -150,12 +229,13 @@ def write(name: str, config) -> None:
   else:
     model.save_pretrained(folder)
   # Read again: `to` has rounded the rotary frequencies too.
-  model = transformers.AutoModelForCausalLM.from_pretrained(
+  model = loader.from_pretrained(
     folder, dtype=torch.float32, attn_implementation='eager'
   )
   (folder / 'generation_config.json').unlink(missing_ok=True)
   rng = np.random.default_rng(0)
-  rows = [rng.integers(3, config.vocab_size, size) for size in LENGTHS]
+  vocab = config.get_text_config().vocab_size
+  rows = [rng.integers(3, vocab, size) for size in LENGTHS]
   width = max(LENGTHS)
   expected = {}
   for side in ('right', 'left'):
@@ -172,6 +252,6 @@ def write(name: str, config) -> None:
 
 
 if __name__ == '__main__':
-  shutil.rmtree(FOLDER, ignore_errors=True)
-  for case, description in CASES.items():
-    write(case, description)
+  for case in sys.argv[1:] or CASES:
+    shutil.rmtree(FOLDER / case, ignore_errors=True)
+    write(case, CASES[case])
