@@ -24,6 +24,7 @@ from tests.data import peer_files
 from tests.data import reasoning_gym_table
 from tests.lab.studies import measured
 from tests.launch import scaling
+from tests.models import families_table
 from tests.planning import configs_table
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -136,6 +137,7 @@ def methods(rows: Sequence[dict[str, str]] = ()) -> str:
 
 
 PARTS = {
+  'families': ('grpo_jax/models/README.md', families_table.markdown),
   'options': ('configs/README.md', config_options),
   'peers': ('configs/README.md', other_names),
   'machines': ('configs/README.md', configs_table.markdown),

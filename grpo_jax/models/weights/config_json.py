@@ -363,9 +363,19 @@ def _written_ropes(row: Family, config: ModelConfig) -> dict[str, Any]:
   local = [k.rope_base for k in config.pattern if k.window_tokens is not None]
   if row.rope_bases[1] is not None and local and local[0] is not None:
     fields['rope_local_base_freq'] = local[0]
-  scaling = config.rope_scaling
-  if scaling is None:
-    return fields
+  if config.rope_scaling is not None:
+    fields['rope_scaling'] = _written_scaling(row, config.rope_scaling)
+  if not row.scales_windows:
+    # transformers 5 takes the older `rope_theta` for some layers alone there.
+    plain = dict(rope_type='default', rope_theta=config.rope_base)
+    full = {**plain, **(fields['rope_scaling'] or {})}
+    fields['rope_parameters'] = dict(
+      full_attention=full, sliding_attention=plain
+    )
+  return fields
+
+
+def _written_scaling(row: Family, scaling: RopeScaling) -> dict[str, Any]:
   kind, tokens = scaling.kind, scaling.original_tokens
   written: dict[str, Any] = dict(rope_type=kind, factor=scaling.factor)
   if kind != 'linear':
@@ -378,7 +388,7 @@ def _written_ropes(row: Family, config: ModelConfig) -> dict[str, Any]:
       written[theirs] = value
   if row.grows_queries:
     written[_GROWTH] = scaling.query_growth
-  return {**fields, 'rope_scaling': written}
+  return written
 
 
 def _windows(row: Family, fields: Fields) -> list[bool]:

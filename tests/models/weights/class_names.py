@@ -112,10 +112,17 @@ def their_model(architecture: str) -> Any:
 
   fields = dict(CASES[architecture])
   config = transformers.AutoConfig.for_model(**fields)
-  loader = transformers.AutoModelForCausalLM
-  if type(config) not in loader._model_mapping:
-    loader = transformers.AutoModelForImageTextToText
-  return loader.from_config(config)
+  return loader(config).from_config(config)
+
+
+def loader(config: Any) -> Any:
+  """What loads a model with this config: some see images too."""
+  import transformers
+
+  plain = transformers.AutoModelForCausalLM
+  if type(config) in plain._model_mapping:
+    return plain
+  return transformers.AutoModelForImageTextToText
 
 
 def names(architecture: str, folder: pathlib.Path) -> dict[str, Any]:

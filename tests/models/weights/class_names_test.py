@@ -235,7 +235,7 @@ def test_transformers_and_peft_compute_what_we_do(base, tmp_path):
     tmp_path / 'adapter', config, both, str(folder), 'float32', architecture
   )
   told = peft.PeftConfig.from_pretrained(str(tmp_path / 'adapter'))
-  again = transformers.AutoModelForCausalLM.from_pretrained(
+  again = class_names.loader(model.config).from_pretrained(
     told.base_model_name_or_path, dtype='float32', attn_implementation='eager'
   )
   with warnings.catch_warnings():

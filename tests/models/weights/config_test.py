@@ -19,6 +19,9 @@ pytestmark = pytest.mark.quick
 LLAMA = real_models.MODELS['Llama-3.1-8B']
 QWEN2 = real_models.MODELS['Qwen2.5-0.5B']
 GEMMA3 = real_models.MODELS['gemma-3-1b']
+SMOLLM3 = real_models.MODELS['SmolLM3-3B']
+PHI4 = real_models.MODELS['Phi-4']
+GLM4 = real_models.MODELS['GLM-4-9B']
 
 
 def read(fields, **changes):
@@ -46,11 +49,11 @@ def test_a_real_model_has_its_parameters_and_lies_on_a_mesh(name):
 @pytest.mark.parametrize('name', real_models.MODELS)
 def test_what_is_written_reads_back_as_the_same_model(name):
   config = read(real_models.MODELS[name])
-  written = weights.config_to_huggingface(config)
-  assert read(written) == config
+  assert read(weights.config_to_huggingface(config)) == config
   named = real_models.MODELS[name]['architectures'][0]
-  expected = named.replace('ForConditionalGeneration', 'ForCausalLM')
-  assert written['architectures'] == [expected]
+  written = weights.config_to_huggingface(config, named)
+  assert read(written) == config
+  assert written['architectures'] == [weights.written_as(named)]
 
 
 @pytest.mark.parametrize('name', golden.NAMES)
@@ -263,6 +266,28 @@ def test_how_it_is_computed_is_ours():
       dict(shared_expert_intermediate_size=8),
       'every token passes',
     ),
+    (SMOLLM3, dict(no_rope_layers=[1, 0]), 'no_rope_layers of 2'),
+    (SMOLLM3, dict(no_rope_layers=[2] * 36), '1 for a layer that rotates'),
+    (SMOLLM3, dict(attention_bias=True), 'attention_bias=True'),
+    (PHI4, dict(rope_scaling=dict(type='longrope')), "rope_type='longrope'"),
+    (
+      PHI4,
+      dict(rope_scaling=dict(type='yarn', factor=4.0, long_factor=[1.0])),
+      "rope_type='yarn'",
+    ),
+    (PHI4, dict(partial_rotary_factor=0.3), 'rotary positions turn pairs'),
+    (PHI4, dict(partial_rotary_factor=1.5), 'partial_rotary_factor=1.5'),
+    (GLM4, dict(partial_rotary_factor=1.0), 'the share of 0.5 is rotated'),
+    (
+      real_models.MODELS['Granite-3.3-8B'],
+      dict(logits_scaling=0),
+      'logits_scaling=0',
+    ),
+    (
+      real_models.MODELS['Ministral-3-8B'],
+      dict(text_config=dict(model_type='mistral')),
+      "model_type='mistral', which is not built here inside another",
+    ),
   ],
 )
 def test_what_cannot_be_computed_is_refused(fields, changes, said):
@@ -270,6 +295,46 @@ def test_what_cannot_be_computed_is_refused(fields, changes, said):
     read(fields, **changes)
   assert said in str(refused.value)
   assert str(refused.value).endswith('.')
+
+
+def test_which_layers_rotate_and_how_much_of_a_head():
+  shares = lambda fields, **changes: [
+    kind.rotated for kind in read(fields, num_hidden_layers=4, **changes).kinds
+  ]
+  unsaid = {k: x for k, x in SMOLLM3.items() if not k.startswith('no_rope')}
+  assert shares(unsaid) == [1, 1, 1, 0]
+  assert shares(unsaid, no_rope_layer_interval=2) == [1, 0, 1, 0]
+  assert shares(SMOLLM3, no_rope_layers=[0, 1, 1, 0]) == [0, 1, 1, 0]
+  local = read(
+    unsaid, num_hidden_layers=4, use_sliding_window=True, sliding_window=8
+  )
+  assert [kind.window_tokens for kind in local.kinds] == [None] * 3 + [8]
+  assert shares(PHI4) == [1] * 4
+  assert shares(PHI4, partial_rotary_factor=0.75) == [0.75] * 4
+  newer = dict(rope_type='default', partial_rotary_factor=0.75)
+  assert shares(PHI4, rope_parameters=newer, rope_scaling=None) == [0.75] * 4
+  assert shares(GLM4) == [0.5] * 4
+  assert read(GLM4).qkv_bias and not read(GLM4, attention_bias=False).qkv_bias
+
+
+def test_layers_with_windows_of_olmo_have_no_scaling():
+  config = read(real_models.MODELS['Olmo-3-7B'])
+  assert [kind.rope_scaled for kind in config.pattern] == [False] * 3 + [True]
+  assert [kind.window_tokens for kind in config.pattern] == [4096] * 3 + [None]
+  newer = weights.config_to_huggingface(config)
+  assert newer['rope_parameters']['sliding_attention']['rope_type'] == 'default'
+  del newer['rope_theta'], newer['rope_scaling']
+  assert read(newer) == config
+
+
+def test_inside_another_model_the_outer_file_says_what_is_tied():
+  outer = real_models.MODELS['Qwen3-VL-4B']
+  inner = dict(outer['text_config'], tie_word_embeddings=False)
+  assert read(outer, text_config=inner).tied_embeddings
+  unsaid = {k: x for k, x in outer.items() if k != 'tie_word_embeddings'}
+  assert not read(unsaid).tied_embeddings
+  inner['tie_word_embeddings'] = True
+  assert read(unsaid, text_config=inner).tied_embeddings
 
 
 def test_fields_of_other_families_say_nothing():

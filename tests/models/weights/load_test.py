@@ -55,6 +55,9 @@ def load(folder, **options):
     'qwen3_moe',
     pytest.param('gemma3', marks=pytest.mark.long),
     pytest.param('llama', marks=pytest.mark.long),
+    pytest.param('olmo3', marks=pytest.mark.long),
+    pytest.param('phi3', marks=pytest.mark.long),
+    pytest.param('glm4', marks=pytest.mark.long),
   ],
 )
 def test_on_a_mesh_the_arrays_are_the_same(name):
@@ -80,10 +83,15 @@ class Recorded:
 
 
 @pytest.mark.parametrize(
-  'axes', [dict(fsdp=4, tensor=2), dict(data=4, tensor=2)]
+  'name, axes',
+  [
+    ('llama', dict(fsdp=4, tensor=2)),
+    ('llama', dict(data=4, tensor=2)),
+    ('phi3', dict(fsdp=4, tensor=2)),  # some tensors hold several
+  ],
 )
-def test_each_device_reads_its_part_and_no_part_is_read_twice(axes):
-  one = golden.golden('llama')
+def test_each_device_reads_its_part_and_no_part_is_read_twice(name, axes):
+  one = golden.golden(name)
   reader = Recorded(one.source.reader)
   source = dataclasses.replace(one.source, reader=reader)
   weights.load(source, one.model.config, place(one.model, **axes))
@@ -263,6 +271,25 @@ def test_what_is_no_model(folder, tmp_path):
   (tmp_path / 'notes.txt').write_text('')
   with pytest.raises(ValueError, match='is no .gguf file'):
     weights.source(tmp_path / 'notes.txt')
+
+
+def test_a_tensor_of_several_has_the_rows_of_all(folder):
+  source = folder('phi3')
+  name = 'model.layers.1.self_attn.qkv_proj.weight'
+
+  def cut(tensors):
+    tensors[name] = tensors[name][:-1].copy()
+
+  change(source, cut)
+  said = refusal(source)
+  assert f'{name} in ' in said and '63 rows' in said and '32 + 16 + 16' in said
+  change(source, lambda tensors: tensors.pop(name))
+  missing = ', '.join(
+    f'model.layers.1.self_attn.{one}_proj.weight' for one in 'kqv'
+  )
+  assert f'lacks 3 of the 30 tensors of the model ({missing})' in refusal(
+    source
+  )
 
 
 def test_tensors_that_do_not_fit_the_model(folder):

@@ -2,7 +2,7 @@
 
 Run it with torch 2.13 and transformers 5.23 installed; the suite needs neither:
 
-  python tests/models/weights/make_golden.py [NAME ...]
+  python -m tests.models.weights.make_golden [NAME ...]
 
 writes those that are named, or all of them. Each folder is what
 `save_pretrained` writes, and `expected.npz`: the tokens of two rows, the logits
@@ -17,6 +17,8 @@ import sys
 import numpy as np
 import torch
 import transformers
+
+from tests.models.weights import class_names
 
 FOLDER = pathlib.Path(__file__).parent / 'golden'
 LENGTHS = (12, 7)
@@ -217,9 +219,7 @@ def write(name: str, config) -> None:
   """One folder."""
   torch.manual_seed(len(name))
   folder = FOLDER / name
-  loader = transformers.AutoModelForCausalLM
-  if hasattr(config, 'vision_config'):
-    loader = transformers.AutoModelForImageTextToText
+  loader = class_names.loader(config)
   model = loader.from_config(config, attn_implementation='eager')
   model.eval()
   with torch.no_grad():

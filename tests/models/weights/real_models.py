@@ -5,6 +5,9 @@ in that of transformers 5, as they are on the hub. The numbers of parameters are
 those of the published files.
 """
 
+import json
+import pathlib
+
 _LLAMA3 = dict(
   low_freq_factor=1.0,
   high_freq_factor=4.0,
@@ -266,4 +269,18 @@ COUNTS = {
   # the tower's 1152 to the model's width.
   'gemma-3-4b': 4_300_079_472 - 416_866_032 - (1152 * 2560 + 1152),
   'gemma-3-27b': 27_432_406_640 - 416_866_032 - (1152 * 5376 + 1152),
+  # As transformers makes them on the meta device, and without images.
+  'SmolLM3-3B': 3_075_098_624,
+  'Olmo-3-7B': 7_298_011_136,
+  'Ministral-3-8B': 8_489_553_920,
+  'Phi-4': 14_659_507_200,
+  'Granite-3.3-8B': 8_170_864_640,
+  'GLM-4-9B': 9_400_279_040,
+  'Qwen3-VL-4B': 4_022_468_096,
+}
+SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
+MODELS |= {
+  name: json.loads((SHAPES / name / 'config.json').read_text())
+  for name in COUNTS
+  if name not in MODELS
 }

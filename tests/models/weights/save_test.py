@@ -42,6 +42,11 @@ def test_saved_and_loaded_again_it_is_the_same(name, tmp_path):
   assert source.config() == config
   golden.assert_same_trees(weights.load(source, config), one.params)
   theirs, ours = stored(one.source.path), stored(tmp_path)
+  theirs = {  # a language model is written without what it saw images with
+    key.replace('model.language_model.', 'model.'): tensor
+    for key, tensor in theirs.items()
+    if not key.startswith('model.visual.')
+  }
   assert theirs.keys() == ours.keys()
   for key, tensor in theirs.items():
     np.testing.assert_allclose(
