@@ -64,6 +64,29 @@ EXPERTS = dataclasses.replace(
 )
 
 
+# All that routers and experts may have, and what gpt-oss has beside them.
+ROUTED = dict(
+  num_layers=3,
+  output_bias=True,
+  sinks=True,
+  activation='clamped_swiglu',
+  pattern=(models.LayerKind(), models.LayerKind(experts=True)),
+  experts=models.Experts(
+    number=8,
+    per_token=2,
+    width=20,
+    scores='sigmoid',
+    corrected=True,
+    groups=4,
+    groups_per_token=2,
+    scale=1.5,
+    shared_width=12,
+    shared_gate=True,
+    biases=True,
+  ),
+)
+
+
 @functools.cache
 def model(**changes) -> models.Transformer:
   """The tiny transformer."""
@@ -89,7 +112,7 @@ def _params(transformer, seed):
     noise = rng.standard_normal(x.shape, np.float32)
     if name == 'scale':
       return 1 + noise / 10
-    small = 'bias' in name or name == 'embedding'
+    small = 'bias' in name or name in ('embedding', 'sinks')
     return noise * np.float32(0.1 if small else of_kernels)
 
   return jax.tree_util.tree_map_with_path(leaf, shapes)

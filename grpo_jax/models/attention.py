@@ -3,6 +3,7 @@
 A layer of the model calls `attention(query, key, value, cache, window, cap)`
 and gets `(output, cache)`. What this function does is decided outside the
 model; `window` is of the layer's kind, and `cap` the model's `attention_cap`.
+A layer with sinks gives them too, `sinks=` f32[H]; see `softmax.drained`.
 Four constructors make one:
 
 - `over_layout`: for the rows of a `Layout`, in scoring and training;
@@ -83,7 +84,7 @@ def over_layout(
     return portable
   from grpo_jax.models import kernels  # Pallas takes a while to import
 
-  def attention(query, key, value, cache, window, cap=None):
+  def attention(query, key, value, cache, window, cap=None, sinks=None):
     arrays, blocks = (query, key, value), layout.blocks
     uncut = shards.parts() == 1
     if chosen == 'splash' and kernels.splash_suits(layout, window):
@@ -100,12 +101,13 @@ def over_layout(
         blocks,
         part=None if uncut else shards.part(),
         key_segment=shards.gather_columns(layout.segment),
+        sinks=sinks,
       )
       return output, cache
     if chosen == 'cudnn' and uncut:  # it has as many queries as keys
-      if _cudnn_takes(implementation, query, cap, blocks):
+      if sinks is None and _cudnn_takes(implementation, query, cap, blocks):
         return kernels.cudnn(*arrays, layout, window, interpret), cache
-    return portable(*arrays, cache, window, cap)
+    return portable(*arrays, cache, window, cap, sinks)
 
   return attention
 
@@ -141,14 +143,12 @@ def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
     # segment that continues none.
     related = (same | continued) & (key_segment > 0)[:, None, :]
 
-  def attention(query, key, value, cache, window, cap=None):
+  def attention(query, key, value, cache, window, cap=None, sinks=None):
     recent = _recent(layout.position, key_position, window)
     visible = related & recent
     key, value = map(shards.gather_columns, (key, value))
-    output = softmax.attend(
-      query, key, value, visible, forward_mode, cap
-    ).output
-    return output, cache
+    found = softmax.attend(query, key, value, visible, forward_mode, cap)
+    return softmax.drained(found, sinks), cache
 
   return attention
 
@@ -175,7 +175,7 @@ def _over_blocks(
   if layout.reach is not None:
     related = reached(own(layout.reach), blocks.completion_tokens)
 
-  def attention(query, key, value, cache, window, cap=None):
+  def attention(query, key, value, cache, window, cap=None, sinks=None):
     # To the prompt's keys, all tokens of a row are one long list of queries:
     # one product for the prompt and the whole group.
     output, log_mass = softmax.attend(
@@ -194,11 +194,14 @@ def _over_blocks(
       forward_mode,
       cap,
     )
-    merged = softmax.merge(
-      softmax.Partial(own(output), own(log_mass)), own_part
+    prompt = softmax.Partial(output[:, :edge], log_mass[:, :edge])
+    merged = softmax.drained(
+      softmax.merge(softmax.Partial(own(output), own(log_mass)), own_part),
+      sinks,
     )
     merged = merged.reshape(rows, -1, *merged.shape[2:])
-    return jnp.concatenate([output[:, :edge], merged], axis=1), cache
+    alone = softmax.drained(prompt, sinks)
+    return jnp.concatenate([alone, merged], axis=1), cache
 
   return attention
 
@@ -268,9 +271,9 @@ def over_prompts(
     index = jnp.maximum(position, 0)[:, :, None, None]
     return jnp.take_along_axis(x, index, axis=1)
 
-  def attention(query, key, value, cache, window, cap=None):
+  def attention(query, key, value, cache, window, cap=None, sinks=None):
     del cache  # there is none yet
-    output = attend_prompts(query, key, value, window, cap)
+    output = attend_prompts(query, key, value, window, cap, sinks)
     if window is not None and window < key.shape[1]:
       key, value = newest(key, window), newest(value, window)
     return output, tuple(map(jnp.moveaxis, (key, value), (1, 1), axes))
@@ -284,11 +287,12 @@ def _over_prompts(
   """`over_prompts` without the cache: the output of a layer's attention."""
   chosen = _chosen(implementation)
 
-  def portable(query, key, value, window, cap):
+  def portable(query, key, value, window, cap, sinks):
     place = jnp.arange(key.shape[1])
     used = place[None] < length[:, None]
     visible = _recent(place, place, window)[None] & used[:, None]
-    return softmax.attend(query, key, value, visible, cap=cap).output
+    found = softmax.attend(query, key, value, visible, cap=cap)
+    return softmax.drained(found, sinks)
 
   if chosen == 'xla':
     return portable
@@ -296,13 +300,13 @@ def _over_prompts(
 
   # The causal mask hides from a prompt what comes behind it, so the kernels
   # need not know the lengths.
-  def attention(query, key, value, window, cap):
+  def attention(query, key, value, window, cap, sinks):
     arrays = query, key, value
     if chosen == 'splash':
-      return kernels.splash(*arrays, None, window, interpret, cap)
-    if _cudnn_takes(implementation, query, cap):
+      return kernels.splash(*arrays, None, window, interpret, cap, sinks=sinks)
+    if sinks is None and _cudnn_takes(implementation, query, cap):
       return kernels.cudnn_causal(*arrays, window, interpret=interpret)
-    return portable(*arrays, window, cap)
+    return portable(*arrays, window, cap, sinks)
 
   return attention
 
@@ -338,7 +342,7 @@ def over_cache(
 
     recent = kernels.attend_recent
 
-  def attention(query, key, value, cache, window, cap=None):
+  def attention(query, key, value, cache, window, cap=None, sinks=None):
     prompt, own = cache
     column = clock % own[0].shape[axes[0]]
 
@@ -365,7 +369,7 @@ def over_cache(
     # All rows write the same column, so it is the newest of every ring.
     newest = jnp.broadcast_to(column, age.shape)
     alone = recent(query, *own, newest, own_count[:, None], cap=cap)
-    return softmax.merge(shared, alone), (prompt, own)
+    return softmax.drained(softmax.merge(shared, alone), sinks), (prompt, own)
 
   return attention
 
@@ -397,7 +401,7 @@ def over_contexts(
   axes = cache_axes(implementation).positions
   is_portable = _chosen(implementation) == 'xla'
 
-  def attention(query, key, value, cache, window, cap=None):
+  def attention(query, key, value, cache, window, cap=None, sinks=None):
     tokens = query.shape[1]
     position = start[:, None] + jnp.arange(tokens)[None]
     is_new = jnp.arange(tokens)[None] < count[:, None]
@@ -416,19 +420,17 @@ def over_contexts(
     seen = position + 1
     if window is not None:
       seen = jnp.minimum(seen, window)
+    arrays = query, own_key, own_value
     if is_portable:
-      return softmax.attend_recent(
-        query, own_key, own_value, position, seen, cap
-      ).output, cache
-    if tokens == 1:
+      found = softmax.attend_recent(*arrays, position, seen, cap)
+    elif tokens == 1:
       from grpo_jax.models import kernels  # Pallas takes a while to import
 
-      found = kernels.attend_recent(query, own_key, own_value, start, seen, cap)
-      return found.output, cache
-    places = jnp.arange(own_key.shape[axes[0]])
-    visible = _recent(position, places[None], window)
-    return softmax.attend(
-      query, own_key, own_value, visible, cap=cap
-    ).output, cache
+      found = kernels.attend_recent(*arrays, start, seen, cap)
+    else:
+      places = jnp.arange(own_key.shape[axes[0]])
+      visible = _recent(position, places[None], window)
+      found = softmax.attend(*arrays, visible, cap=cap)
+    return softmax.drained(found, sinks), cache
 
   return attention

@@ -22,6 +22,9 @@ _LAYER_AXES = {
   'query_bias': ('heads', None),
   'key_bias': ('kv_heads', None),
   'value_bias': ('kv_heads', None),
+  'output_bias': ('width',),
+  'sinks': ('heads',),
+  'shared_gate': ('width', None),
   'gate': ('width', 'mlp'),
   'up': ('width', 'mlp'),
   'down': ('mlp', 'width'),
@@ -31,6 +34,11 @@ _EXPERT_AXES = {
   'gate': ('experts', 'width', 'mlp'),
   'up': ('experts', 'width', 'mlp'),
   'down': ('experts', 'mlp', 'width'),
+  'router_bias': (None,),
+  'correction_bias': (None,),
+  'gate_bias': ('experts', 'mlp'),
+  'up_bias': ('experts', 'mlp'),
+  'down_bias': ('experts', 'width'),
 }
 
 
@@ -82,11 +90,16 @@ def matrix(path: tuple[str, ...]) -> MatrixAxes:
   if found and found[0] == 'experts':
     number -= 1
   inputs = 2 if name in ('output', 'output_a') else 1
-  if name.endswith('_bias') or not found:
+  if is_vector(name) or not found:
     inputs = 0
   places = tuple(range(-number, 0))
   hidden = name not in ('embedding', 'head')
   return MatrixAxes(places[:inputs], places[inputs:], hidden)
+
+
+def is_vector(name: str) -> bool:
+  """Whether a parameter with axes is added, and multiplies nothing."""
+  return name.endswith('_bias') or name == 'sinks'
 
 
 def gather(
@@ -99,8 +112,8 @@ def gather(
       the part of one shard.
     path: Its place in the tree, as in `names`.
     width: The width of the model.
-    dtype: In which parts of matrices are sent. Routers are sent as they are:
-      they compute in float32.
+    dtype: In which parts of matrices are sent. Routers and biases are sent as
+      they are: routers compute in float32.
 
   Returns:
     The parameter in its own dtype, and `x` itself if nothing is missing.
@@ -109,4 +122,5 @@ def gather(
   if 'width' not in axes or x.shape[axes.index('width')] == width:
     return x
   spec = shards.spec_of(x.shape, axes)
-  return shards.gather(x, spec, None if path[-1] == 'router' else dtype)
+  exact = path[-1] == 'router' or is_vector(path[-1])
+  return shards.gather(x, spec, None if exact else dtype)

@@ -89,19 +89,65 @@ class Experts:
     number: How many experts a layer has, `E`.
     per_token: How many of them compute each token, `k`.
     width: Number of hidden units of one expert.
-    normalized: Whether the k weights of a token sum to 1.
+    normalized: Whether the k weights of a token sum to 1, before `scale`.
+    scores: What the router makes of its logits, the weights of the experts:
+      `'softmax'`, or `'sigmoid'` of each by itself.
+    corrected: Whether a number is added to the score of each expert for the
+      choice alone. It gets no gradient.
+    groups: Into how many equal groups experts fall, from which they are chosen;
+      a group's score is the sum of its two largest.
+    groups_per_token: From how many of the groups a token has its experts.
+    scale: Factor of the weights.
+    shared_width: Number of hidden units of an MLP beside the experts, which
+      every token passes; 0: there is none.
+    shared_gate: Whether its output is multiplied by the sigmoid of a product of
+      the token and a vector.
+    biases: Whether the router and the three products of experts have biases.
   """
 
   number: int
   per_token: int
   width: int
   normalized: bool = True
+  scores: str = 'softmax'
+  corrected: bool = False
+  groups: int = 1
+  groups_per_token: int = 1
+  scale: float = 1.0
+  shared_width: int = 0
+  shared_gate: bool = False
+  biases: bool = False
 
   def __post_init__(self):
     _require(
       0 < self.per_token <= self.number,
       f'Experts has per_token={self.per_token} and number={self.number}; give '
       'at least 1 and at most the number of experts',
+    )
+    _require(
+      self.scores in ('softmax', 'sigmoid'),
+      f"Experts has scores={self.scores!r}, which is neither 'softmax' nor "
+      "'sigmoid'; give one of them",
+    )
+    size, rest = divmod(self.number, max(self.groups, 1))
+    _require(
+      not rest and 0 < self.groups_per_token <= self.groups,
+      f'Experts has groups={self.groups} and groups_per_token='
+      f'{self.groups_per_token} for number={self.number}; give a number of '
+      'groups that divides that of experts, and at most as many for a token',
+    )
+    _require(
+      self.groups == 1
+      or size > 1
+      and self.per_token <= size * self.groups_per_token,
+      f'Experts has per_token={self.per_token}, groups_per_token='
+      f'{self.groups_per_token} and groups of {size}; give groups of 2 or '
+      'more, and as many of them as have experts enough',
+    )
+    _require(
+      self.shared_width or not self.shared_gate,
+      'Experts has shared_gate=True and shared_width=0; give the width of what '
+      'the gate is for, or no gate',
     )
 
 
@@ -207,6 +253,9 @@ class ModelConfig:
       rotation.
     qk_norm_joint: Whether that norm is one over all heads together.
     qkv_bias: Whether the projections to queries, keys and values have biases.
+    output_bias: Whether that back from the heads has one.
+    sinks: Whether each query head has a number that stands beside the scores in
+      the softmax, as that of a key whose value is 0.
     tied_embeddings: Whether the output layer is the transposed embedding.
     pattern: The kinds of the first layers; all further layers repeat them in
       this order. Parameters are stacked over the repetitions. The last
@@ -229,8 +278,9 @@ class ModelConfig:
       `attention.over_layout`. With any but `'xla'`, decoding on an accelerator
       uses a kernel too.
     rope_scaling: Of the rotary frequencies; None: they are used as they are.
-    activation: Of the MLP's gate: `'silu'`, or `'gelu_tanh'` for GELU by its
-      tanh approximation.
+    activation: Of the MLP's gate: `'silu'`, `'gelu_tanh'` for GELU by its tanh
+      approximation, or `'clamped_swiglu'` for that of gpt-oss; see
+      `layers.GATES`.
     embedding_scale: Factor of the embedding before the first layer.
     pre_norms: Whether attention and MLP read the residual stream through a
       norm.
@@ -261,6 +311,8 @@ class ModelConfig:
   qk_norm: bool = False
   qk_norm_joint: bool = False
   qkv_bias: bool = False
+  output_bias: bool = False
+  sinks: bool = False
   tied_embeddings: bool = False
   pattern: tuple[LayerKind, ...] = (LayerKind(),)
   compute_dtype: str = 'float32'
@@ -289,9 +341,9 @@ class ModelConfig:
       f'{self.num_layers}; give at least one kind and as many layers',
     )
     _require(
-      self.activation in ('silu', 'gelu_tanh'),
-      f"activation={self.activation!r} is neither 'silu' nor 'gelu_tanh'; give "
-      'one of them',
+      self.activation in ('silu', 'gelu_tanh', 'clamped_swiglu'),
+      f"activation={self.activation!r} is none of 'silu', 'gelu_tanh' and "
+      "'clamped_swiglu'; give one of them",
     )
     _require(
       (self.experts is not None) == any(kind.experts for kind in self.pattern),
@@ -312,6 +364,11 @@ class ModelConfig:
       self.attention != 'cudnn' or self.attention_cap is None,
       f"attention='cudnn' comes with attention_cap={self.attention_cap}, which "
       "cuDNN's attention cannot compute; give attention='auto'",
+    )
+    _require(
+      self.attention != 'cudnn' or not self.sinks,
+      "attention='cudnn' comes with sinks=True, which cuDNN's attention cannot "
+      "compute; give attention='auto'",
     )
     _require(
       self.qk_norm or not self.qk_norm_joint,
@@ -376,8 +433,8 @@ class ModelConfig:
 
   def hidden_units(self, kind: LayerKind) -> int:
     """Those of a layer's MLP, or of all experts that a token is given to."""
-    if kind.experts and self.experts is not None:
-      return self.experts.per_token * self.experts.width
+    if kind.experts and (experts := self.experts) is not None:
+      return experts.per_token * experts.width + experts.shared_width
     return kind.mlp_width or self.mlp_width
 
   @property

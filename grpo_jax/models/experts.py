@@ -31,7 +31,6 @@ References:
 from collections.abc import Callable
 import functools
 import math
-from typing import Any
 from typing import NamedTuple
 
 from flax import nnx
@@ -97,6 +96,30 @@ class Routing(NamedTuple):
   statistics: Statistics | None
 
 
+class Kernels(NamedTuple):
+  """The weights of experts: of all, or of those that are here.
+
+  Attributes:
+    gate: f[E,width,w].
+    up: f[E,width,w].
+    down: f[E,w,width].
+    gate_bias: f[E,w], added to products with `gate`; None: nothing is.
+    up_bias: f[E,w] likewise.
+    down_bias: f[E,width] likewise.
+  """
+
+  gate: Array
+  up: Array
+  down: Array
+  gate_bias: Array | None = None
+  up_bias: Array | None = None
+  down_bias: Array | None = None
+
+
+Gated = Callable[[Array, Array], Array]
+"""From both inner products of an expert to what `down` reads."""
+
+
 class Pairs(NamedTuple):
   """Where each pair of a token and an expert lies, sorted by expert.
 
@@ -120,18 +143,13 @@ class RoutedMLP(nnx.Module):
 
   Args:
     config: The shape of the model; its `experts` are described.
-    activation: The function of the gates.
+    gated: The function of both inner products.
     rngs: Random keys.
   """
 
-  def __init__(
-    self,
-    config: ModelConfig,
-    activation: Callable[[Array], Array],
-    rngs: nnx.Rngs,
-  ):
+  def __init__(self, config: ModelConfig, gated: Gated, rngs: nnx.Rngs):
     assert config.experts is not None
-    self.config, self.activation = config, activation
+    self.config, self.gated = config, gated
     number, width = config.experts.number, config.experts.width
     init = nnx.initializers.lecun_normal(batch_axis=0)
     router_init = nnx.initializers.lecun_normal()
@@ -141,6 +159,14 @@ class RoutedMLP(nnx.Module):
     self.gate = nnx.Param(init(key(), (number, *inward)))
     self.up = nnx.Param(init(key(), (number, *inward)))
     self.down = nnx.Param(init(key(), (number, *outward)))
+    vectors = {'correction_bias': number} if config.experts.corrected else {}
+    if config.experts.biases:
+      vectors['router_bias'] = number
+      for name, size in (('gate', width), ('up', width), ('down', None)):
+        shape = number, size or config.width
+        setattr(self, f'{name}_bias', nnx.Param(jnp.zeros(shape)))
+    for name, size in vectors.items():
+      setattr(self, name, nnx.Param(jnp.zeros((size,))))
 
   def __call__(
     self, x: Array, counted: Array | None = None
@@ -157,18 +183,25 @@ class RoutedMLP(nnx.Module):
     """
     experts = self.config.experts
     assert experts is not None
-    probability, weight, chosen = route(
-      x, self._whole('router'), experts.per_token, experts.normalized
+    vectors = (
+      self._whole(name) if hasattr(self, name) else None
+      for name in ('router_bias', 'correction_bias')
     )
-    gate, up, down = (
-      self._whole(name, x.dtype).astype(x.dtype)
-      for name in ('gate', 'up', 'down')
+    probability, weight, chosen = route(
+      x, self._whole('router'), experts, *vectors
+    )
+    kernels = Kernels(
+      *(
+        self._whole(name, x.dtype).astype(x.dtype)
+        if hasattr(self, name)
+        else None
+        for name in Kernels._fields
+      )
     )
     run = over_devices
     if sharding.on_shard():
       run = functools.partial(on_shard, number=experts.number)
-    arrays = x, weight, chosen, gate, up, down
-    mixed = run(*arrays, activation=self.activation)
+    mixed = run(x, weight, chosen, kernels, gated=self.gated)
     return mixed, layer_routing(experts, probability, chosen, counted)
 
   def _whole(self, name: str, dtype=None) -> Array:
@@ -179,19 +212,29 @@ class RoutedMLP(nnx.Module):
 
 
 def route(
-  x: Array, router: Array, per_token: int, normalized: bool
+  x: Array,
+  router: Array,
+  experts: Experts,
+  bias: Array | None = None,
+  correction: Array | None = None,
 ) -> tuple[Array, Array, Array]:
   """Chooses the experts of each token.
 
   Args:
     x: f[B,Q,width].
     router: f[width,E].
-    per_token: `k`.
-    normalized: Whether the k weights of a token are divided by their sum.
+    experts: How they are chosen.
+    bias: f[E], added to the logits.
+    correction: f[E], added to the scores for the choice alone.
 
   Returns:
-    The probability of every expert, f32[B,Q,E]; the weights of the chosen ones,
-    f32[B,Q,k], the largest first; and their numbers, i32[B,Q,k].
+    The probability of every expert, f32[B,Q,E]: its score over the sum of all
+    scores; the weights of the chosen ones, f32[B,Q,k], those chosen first
+    before the others; and their numbers, i32[B,Q,k].
+
+  References:
+    Liu et al., `DeepSeek-V3 <https://arxiv.org/abs/2412.19437>`_, 2024, for
+    sigmoids, corrections and groups.
   """
   # In float32, and exactly so: in bfloat16 many experts would be equally
   # likely, and the learner would choose others than the sampler.
@@ -200,111 +243,157 @@ def route(
     router.astype(jnp.float32),
     precision=lax.Precision.HIGHEST,
   ).reshape(*x.shape[:-1], -1)
-  probability = jax.nn.softmax(logits, axis=-1)
-  weight, chosen = lax.top_k(probability, per_token)
-  if normalized:
+  if bias is not None:
+    logits += bias.astype(jnp.float32)[None, None]
+  if experts.scores == 'softmax':
+    probability = score = jax.nn.softmax(logits, axis=-1)
+  else:
+    score = jax.nn.sigmoid(logits)
+    probability = score / jnp.sum(score, axis=-1, keepdims=True)
+  if correction is None and experts.groups == 1:
+    weight, chosen = lax.top_k(score, experts.per_token)
+  else:
+    chosen = _choose(score, experts, correction)
+    weight = jnp.take_along_axis(score, chosen, axis=-1)
+  if experts.normalized:
     weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
+  if experts.scale != 1:
+    weight = weight * experts.scale
   return probability, weight, chosen
 
 
-def over_devices(*arrays: Any, activation: Callable[[Array], Array]) -> Array:
+def _choose(score: Array, experts: Experts, correction: Array | None) -> Array:
+  """The numbers of the chosen experts, i32[B,Q,k], from f32[B,Q,E]."""
+  if correction is not None:
+    score = score + correction.astype(jnp.float32)[None, None]
+  if experts.groups > 1:
+    grouped = score.reshape(*score.shape[:-1], experts.groups, -1)
+    of_group = jnp.sum(lax.top_k(grouped, 2)[0], axis=-1)
+    _, best = lax.top_k(of_group, experts.groups_per_token)
+    number = jnp.arange(experts.groups)
+    is_best = jnp.any(best[..., None] == number[None, None, None], axis=-2)
+    grouped = jnp.where(is_best[..., None], grouped, -jnp.inf)
+    score = grouped.reshape(score.shape)
+  return lax.top_k(score, experts.per_token)[1]
+
+
+def over_devices(
+  x: Array, weight: Array, chosen: Array, kernels: Kernels, gated: Gated
+) -> Array:
   """`mixture` on the mesh in use, each device with the experts that it holds.
 
   An axis whose size the mesh does not divide is not split: then every device
   has all experts, or all rows.
 
   Args:
-    *arrays: The arrays of `mixture`, of all experts.
-    activation: The function of the gates.
+    x: Of `mixture`, as the next two.
+    weight: Of all rows.
+    chosen: Of all rows.
+    kernels: Of all experts.
+    gated: The function of both inner products.
 
   Returns:
     f[B,Q,width].
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    return mixture(*arrays, activation=activation)
-  x, _, _, *kernels = arrays
+    return mixture(x, weight, chosen, kernels, gated)
   shards = sharding.row_shards(mesh)
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
   # What is split over `fsdp` is gathered, but only of this device's experts.
-  places = [
-    sharding.gathered_spec(mesh, kernel.shape, axes.names(('experts', name)))
-    for name, kernel in zip(('gate', 'up', 'down'), kernels, strict=True)
-  ]
+  places = Kernels(
+    *(
+      None
+      if kernel is None
+      else sharding.gathered_spec(
+        mesh, kernel.shape, axes.names(('experts', name))
+      )
+      for name, kernel in kernels._asdict().items()
+    )
+  )
   mix = functools.partial(
     _mix_on_device,
-    activation=activation,
-    parts=mesh.shape['expert'] if places[0][0] is not None else 1,
+    gated=gated,
+    parts=mesh.shape['expert'] if places.gate[0] is not None else 1,
     exchanges=rows[0] is not None,
-    summed=places[0][2] is not None,
+    summed=places.gate[2] is not None,
   )
   return jax.shard_map(
-    mix, in_specs=(rows, rows, rows, *places), out_specs=rows
-  )(*arrays)
+    mix, in_specs=(rows, rows, rows, places), out_specs=rows
+  )(x, weight, chosen, kernels)
 
 
 def on_shard(
-  *arrays: Any, activation: Callable[[Array], Array], number: int
+  x: Array,
+  weight: Array,
+  chosen: Array,
+  kernels: Kernels,
+  gated: Gated,
+  number: int,
 ) -> Array:
   """`over_devices` where each data shard already has its own rows and experts.
 
   See `sharding.on_shard`. Only the hidden units are left to be split.
 
   Args:
-    *arrays: The arrays of `mixture`, of the rows and experts of this shard.
-    activation: The function of the gates.
+    x: Of `mixture`, as the next two.
+    weight: Of the rows of this shard.
+    chosen: Of the rows of this shard.
+    kernels: Of the experts of this shard.
+    gated: The function of both inner products.
     number: How many experts there are on all devices.
 
   Returns:
     f[B,Q,width].
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  gate = arrays[3]
+  mesh, arrays = jax.sharding.get_abstract_mesh(), (x, weight, chosen, kernels)
   mix = functools.partial(
-    _mix_on_device, activation=activation, parts=number // gate.shape[0]
+    _mix_on_device, gated=gated, parts=number // len(kernels.gate)
   )
-  split = gate.shape[2] % mesh.shape['tensor'] == 0
+  split = kernels.gate.shape[2] % mesh.shape['tensor'] == 0
   if mesh.shape['tensor'] == 1 or not split:
     return mix(*arrays)
+  inward = jax.P(None, None, 'tensor')
+  places = Kernels(
+    inward, inward, jax.P(None, 'tensor'),
+    jax.P(None, 'tensor'), jax.P(None, 'tensor'), jax.P(),
+  )  # fmt: skip
+  if kernels.gate_bias is None:
+    places = Kernels(*places[:3])
   return jax.shard_map(
     functools.partial(mix, summed=True),
-    in_specs=(
-      *(jax.P(),) * 3,
-      *(jax.P(None, None, 'tensor'),) * 2,
-      jax.P(None, 'tensor'),
-    ),
+    in_specs=(*(jax.P(),) * 3, places),
     out_specs=jax.P(),
     axis_names={'tensor'},
     check_vma=False,
   )(*arrays)
 
 
-def _mix_on_device(*arrays, activation, parts, exchanges=True, summed=False):
+def _mix_on_device(
+  x, weight, chosen, kernels, gated, parts, exchanges=True, summed=False
+):
   """`mixture` with the experts of this device.
 
   Args:
-    *arrays: The arrays of `mixture`.
-    activation: The function of the gates.
+    x: Of `mixture`, as the next three.
+    weight: Of the rows that are here.
+    chosen: Of the rows that are here.
+    kernels: Of the experts that are here.
+    gated: The function of both inner products.
     parts: On how many devices the experts lie.
     exchanges: Whether these devices have rows of their own.
     summed: Whether the hidden units are split over `tensor`.
   """
-  x, weight, chosen, *kernels = arrays
   exchanges &= parts > 1
+  if summed and kernels.down_bias is not None:  # each device adds its share
+    share = kernels.down_bias / lax.axis_size('tensor')
+    kernels = kernels._replace(down_bias=share)
   if exchanges:
     x, weight, chosen = (
       shards.gathered(one, 'expert') for one in (x, weight, chosen)
     )
-  first = lax.axis_index('expert') * kernels[0].shape[0] if parts > 1 else 0
-  mixed = mixture(
-    x,
-    weight,
-    chosen,
-    *kernels,
-    activation=activation,
-    first=first,
-    parts=parts,
-  )
+  first = lax.axis_index('expert') * len(kernels.gate) if parts > 1 else 0
+  mixed = mixture(x, weight, chosen, kernels, gated, first=first, parts=parts)
   if summed:  # each device has summed over its hidden units
     mixed = lax.psum(mixed, 'tensor')
   if exchanges:
@@ -316,10 +405,8 @@ def mixture(
   x: Array,
   weight: Array,
   chosen: Array,
-  gate: Array,
-  up: Array,
-  down: Array,
-  activation: Callable[[Array], Array],
+  kernels: Kernels,
+  gated: Gated,
   first: Array | int = 0,
   parts: int = 1,
   ragged: bool | None = None,
@@ -327,18 +414,17 @@ def mixture(
   r"""The weighted sum of the chosen experts' outputs, for some of the experts.
 
   .. math:: \sum_j \text{weight}_j \,
-    \bigl(\operatorname{act}(x\, G_{e_j}) \cdot (x\, U_{e_j})\bigr) D_{e_j}
+    \operatorname{gated}(x\, G_{e_j}, x\, U_{e_j}) D_{e_j}
 
-  over those j whose expert is here.
+  over those j whose expert is here, with a bias behind each product if there
+  are any.
 
   Args:
     x: f[B,Q,width].
     weight: f32[B,Q,k].
     chosen: i32[B,Q,k], numbers among all experts.
-    gate: f[E',width,w], of the experts that are here.
-    up: f[E',width,w].
-    down: f[E',w,width].
-    activation: The function of the gates.
+    kernels: Of the E' experts that are here.
+    gated: The function of both inner products.
     first: Number of the first expert that is here.
     parts: On how many devices experts lie, each with as many as are here.
     ragged: Whether the products are `lax.ragged_dot`. Otherwise they are
@@ -351,25 +437,22 @@ def mixture(
   """
   if ragged is None:
     ragged = sharding.platform() == 'tpu'
-  number, per_token = gate.shape[0], chosen.shape[-1]
+  number, per_token = len(kernels.gate), chosen.shape[-1]
   tokens, weight = x.reshape(-1, x.shape[-1]), weight.reshape(-1, per_token)
   here = chosen.reshape(-1) - first
   here = jnp.where((here >= 0) & (here < number), here, number)
-  mix = functools.partial(
-    _mix_tokens, activation=activation, parts=parts, ragged=ragged
-  )
+  mix = functools.partial(_mix_tokens, gated=gated, parts=parts, ragged=ragged)
   cuts = pieces(len(tokens), per_token, parts)
   if cuts == 1:
-    mixed = mix(tokens, weight, here, gate, up, down)
-    return mixed.reshape(x.shape)
+    return mix(tokens, weight, here, kernels).reshape(x.shape)
   # In float32, so that the gradients of all pieces are added in float32. The
   # values stay the same.
-  kernels = [one.astype(jnp.float32) for one in (gate, up, down)]
+  wide = jax.tree.map(lambda one: one.astype(jnp.float32), kernels)
 
   # What pieces keep for the backward pass would be kept for all of them.
   @jax.checkpoint
   def one_piece(piece):
-    return mix(*piece, *(one.astype(x.dtype) for one in kernels))
+    return mix(*piece, jax.tree.map(lambda one: one.astype(x.dtype), wide))
 
   inputs = tuple(
     one.reshape(cuts, -1, *one.shape[1:]) for one in (tokens, weight, here)
@@ -399,10 +482,8 @@ def _mix_tokens(
   tokens: Array,
   weight: Array,
   here: Array,
-  gate: Array,
-  up: Array,
-  down: Array,
-  activation: Callable[[Array], Array],
+  kernels: Kernels,
+  gated: Gated,
   parts: int,
   ragged: bool,
 ) -> Array:
@@ -412,17 +493,15 @@ def _mix_tokens(
     tokens: f[N,width].
     weight: f32[N,k].
     here: i32[N*k], numbers among the experts that are here; E' for the others.
-    gate: f[E',width,w], of the experts that are here.
-    up: f[E',width,w].
-    down: f[E',w,width].
-    activation: The function of the gates.
+    kernels: Of the E' experts that are here.
+    gated: The function of both inner products.
     parts: On how many devices experts lie.
     ragged: Whether the products are `lax.ragged_dot`.
 
   Returns:
     f[N,width].
   """
-  number, per_token = gate.shape[0], weight.shape[-1]
+  number, per_token = len(kernels.gate), weight.shape[-1]
   # A token has its experts at most once.
   most = len(tokens) * min(per_token, number)
   block = 1 if ragged else _block(most // parts, number)
@@ -430,9 +509,9 @@ def _mix_tokens(
 
   def run(most, *arrays):
     slots = _slots(most, number, block)
-    return _mixed(pairs, activation, slots, block, ragged, *arrays)
+    return _mixed(pairs, gated, slots, block, ragged, *arrays)
 
-  arrays = tokens, weight, gate, up, down
+  arrays = tokens, weight, kernels
   # Room for twice an even share is enough nearly always, and saves most of the
   # work where the experts lie on many devices. Any routing fits into the rest.
   usual = 2 * math.ceil(most / parts)
@@ -494,9 +573,7 @@ def sort_pairs(expert: Array, number: int, block: int) -> Pairs:
   return Pairs(slot, end, sizes)
 
 
-def _mixed(
-  pairs, activation, slots, block, ragged, tokens, weight, gate, up, down
-):
+def _mixed(pairs, gated, slots, block, ragged, tokens, weight, kernels):
   """`mixture` of flat tokens f[N,width], with room for some slots."""
   number, per_token = len(tokens), weight.shape[-1]
   # Every index below occurs once: what JAX makes of them for the backward pass
@@ -510,16 +587,27 @@ def _mixed(
   )
   copies = jnp.repeat(tokens, per_token, axis=0)
   rows = copies.at[source].get(mode='fill', fill_value=0, unique_indices=True)
-  if ragged:
-    dot = lambda x, kernel: lax.ragged_dot(x, kernel, pairs.sizes)
-  else:
+  if not ragged:
     rows = rows.reshape(slots // block, block, -1)
-    starts = jnp.arange(slots // block) * block
-    owner = jnp.searchsorted(pairs.end, starts, side='right')
-    owner = jnp.minimum(owner, len(pairs.end) - 1)
-    dot = functools.partial(_block_dot, owner)
-  hidden = activation(dot(rows, gate)) * dot(rows, up)
-  rows = dot(hidden, down).reshape(slots, -1)
+  starts = jnp.arange(slots // block) * block
+  owner = jnp.searchsorted(pairs.end, starts, side='right')
+  owner = jnp.minimum(owner, len(pairs.end) - 1)
+
+  def dot(x, kernel, bias):
+    if ragged:
+      product = lax.ragged_dot(x, kernel, pairs.sizes)
+    else:
+      product = _block_dot(owner, x, kernel)
+    if bias is None:
+      return product
+    of_block = bias.astype(jnp.float32)[owner].astype(x.dtype)
+    return product + (of_block if ragged else of_block[:, None])
+
+  hidden = gated(
+    dot(rows, kernels.gate, kernels.gate_bias),
+    dot(rows, kernels.up, kernels.up_bias),
+  )
+  rows = dot(hidden, kernels.down, kernels.down_bias).reshape(slots, -1)
   # Pairs whose expert is not here get 0, whatever `ragged_dot` left there.
   parts = rows.at[pairs.slot].get(
     mode='fill', fill_value=0, unique_indices=True

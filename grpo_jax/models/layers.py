@@ -30,10 +30,19 @@ from grpo_jax.models.experts import RoutedMLP
 
 Array = jax.Array
 
-_ACTIVATIONS = {
-  'silu': jax.nn.silu,
-  'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
+
+def _clamped_swiglu(gate: Array, up: Array) -> Array:
+  """g sigmoid(1.702 g) (u + 1), with g at most 7 and u from -7 to 7."""
+  gate, up = jnp.minimum(gate, 7), jnp.clip(up, -7, 7)
+  return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
+GATES = {
+  'silu': lambda gate, up: jax.nn.silu(gate) * up,
+  'gelu_tanh': lambda gate, up: jax.nn.gelu(gate, approximate=True) * up,
+  'clamped_swiglu': _clamped_swiglu,
 }
+"""From both inner products of an MLP to what the last one reads."""
 
 
 # The primitives whose results `keep_products` keeps: products, and activations
@@ -291,6 +300,10 @@ class SelfAttention(Projections):
       if config.qkv_bias:
         setattr(self, f'{name}_bias', nnx.Param(jnp.zeros((number, size))))
     self.add('output', (heads, size, width), rngs, axes=2)
+    if config.output_bias:
+      self.output_bias = nnx.Param(jnp.zeros((width,)))
+    if config.sinks:
+      self.sinks = nnx.Param(jnp.zeros((heads,)))
     if config.qk_norm:
       joint = config.qk_norm_joint
       sizes = [size * (number if joint else 1) for number in (heads, kv_heads)]
@@ -327,22 +340,59 @@ class SelfAttention(Projections):
 
   def mix(self, x: Array) -> Array:
     """Back from the heads, f[B,Q,H,D] -> f[B,Q,width]."""
-    return self.project(x, 'output', axes=2)
+    mixed = self.project(x, 'output', axes=2)
+    if not self.config.output_bias:
+      return mixed
+    width = self.config.width
+    bias = axes_lib.gather(self.output_bias[...], ('output_bias',), width, None)
+    return mixed + bias.astype(x.dtype)[None, None]
 
 
 class GatedMLP(Projections):
-  """The feed-forward part of a layer: (act(x gate) * (x up)) down."""
+  """The feed-forward part of a layer: (act(x gate) * (x up)) down.
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    super().__init__(config, 'mlp')
-    self.add('gate', (config.width, config.mlp_width), rngs)
-    self.add('up', (config.width, config.mlp_width), rngs)
-    self.add('down', (config.mlp_width, config.width), rngs)
+  Args:
+    config: The shape of the model.
+    rngs: Random keys.
+    part: What `LowRank.NAMES` calls this part of a layer, if it is there.
+    hidden: Number of hidden units; None: the config's.
+  """
+
+  def __init__(
+    self,
+    config: ModelConfig,
+    rngs: nnx.Rngs,
+    part: str = 'mlp',
+    hidden: int | None = None,
+  ):
+    super().__init__(config, part)
+    hidden = config.mlp_width if hidden is None else hidden
+    self.add('gate', (config.width, hidden), rngs)
+    self.add('up', (config.width, hidden), rngs)
+    self.add('down', (hidden, config.width), rngs)
 
   def __call__(self, x: Array) -> Array:
     """f[B,Q,width] -> f[B,Q,width]."""
-    gate = _ACTIVATIONS[self.config.activation](self.project(x, 'gate'))
-    return self.project(gate * self.project(x, 'up'), 'down')
+    gated = GATES[self.config.activation]
+    inner = gated(self.project(x, 'gate'), self.project(x, 'up'))
+    return self.project(inner, 'down')
+
+
+class SharedMLP(GatedMLP):
+  """The MLP beside experts, which every token passes; it has no adapters."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    assert config.experts is not None
+    super().__init__(config, rngs, 'shared', config.experts.shared_width)
+    if config.experts.shared_gate:
+      self.add('shared_gate', (config.width, 1), rngs)
+
+  def __call__(self, x: Array) -> Array:
+    """f[B,Q,width] -> f[B,Q,width]."""
+    output = super().__call__(x)
+    if not hasattr(self, 'shared_gate'):
+      return output
+    return jax.nn.sigmoid(self.project(x, 'shared_gate')) * output
 
 
 class Block(nnx.Module):
@@ -356,8 +406,9 @@ class Block(nnx.Module):
       self.attention_norm = self._norm()
       self.mlp_norm = self._norm()
     if kind.experts:
-      activation = _ACTIVATIONS[config.activation]
-      self.experts = RoutedMLP(config, activation, rngs)
+      self.experts = RoutedMLP(config, GATES[config.activation], rngs)
+      if config.experts is not None and config.experts.shared_width:
+        self.shared = SharedMLP(config, rngs)
     else:
       self.mlp = GatedMLP(config, rngs)
     if config.post_norms:
@@ -379,8 +430,9 @@ class Block(nnx.Module):
     # Under 'none' it would be kept of all layers at once.
     once = config.remat != 'none'
     heads = keep_products(self._heads, once)(x, position)
+    sinks = {'sinks': self.attention.sinks[...]} if config.sinks else {}
     mixed, cache = attention(
-      *heads, cache, kind.window_tokens, config.attention_cap
+      *heads, cache, kind.window_tokens, config.attention_cap, **sinks
     )
     # A shard would keep the weights that it gathers here for the backward pass.
     gathers = sharding.on_shard() and config.remat == 'none'
@@ -391,6 +443,8 @@ class Block(nnx.Module):
     if kind.experts:
       # Not computed twice, because experts may lie on other devices.
       mixed, routed = again(self.experts)(self._read(x, 'mlp'), counted)
+      if hasattr(self, 'shared'):
+        mixed = mixed + keep_products(self._shared, once)(x)
     else:
       mixed = keep_products(self._mlp, once)(x)
     return self._added(x, shards.summed(mixed), 'mlp'), cache, routed
@@ -401,6 +455,9 @@ class Block(nnx.Module):
 
   def _mlp(self, x):
     return self.mlp(shards.whole(self._read(x, 'mlp')))
+
+  def _shared(self, x):
+    return self.shared(shards.whole(self._read(x, 'mlp')))
 
   def _read(self, x, part):
     """What a part of the layer reads of the residual stream."""

@@ -115,8 +115,8 @@ def attend_recent(
   return _partial(output, log_mass[..., 0])
 
 
-def merge(first: Partial, second: Partial) -> Array:
-  r"""Attention over the keys of both parts, f[B,Q,H,D].
+def merge(first: Partial, second: Partial) -> Partial:
+  r"""Attention over the keys of both parts.
 
   .. math:: o = \frac{e^{m_1} o_1 + e^{m_2} o_2}{e^{m_1} + e^{m_2}}
     = \sigma(m_1 - m_2) \, o_1 + (1 - \sigma(m_1 - m_2)) \, o_2
@@ -125,7 +125,29 @@ def merge(first: Partial, second: Partial) -> Array:
   """
   share = jax.nn.sigmoid(first.log_mass - second.log_mass)[..., None]
   share = share.astype(first.output.dtype)
-  return share * first.output + (1 - share) * second.output
+  return Partial(
+    share * first.output + (1 - share) * second.output,
+    jnp.logaddexp(first.log_mass, second.log_mass),
+  )
+
+
+def drained(partial: Partial, sinks: Array | None) -> Array:
+  r"""The output f[B,Q,H,D] of all keys, where each head may have a sink.
+
+  .. math:: o' = \frac{e^m}{e^m + e^s} \, o = \sigma(m - s) \, o
+
+  with m the log-sum-exp of the scores and s the sink: what a key with the score
+  s and the value 0 leaves of the output o.
+
+  Args:
+    partial: Over all keys.
+    sinks: f32[H]; None: the output is as it is.
+  """
+  if sinks is None:
+    return partial.output
+  sinks = sinks.astype(jnp.float32)[None, None]
+  share = jax.nn.sigmoid(partial.log_mass - sinks)[..., None]
+  return share.astype(partial.output.dtype) * partial.output
 
 
 def _grouped(query: Array, kv_heads: int) -> Array:

@@ -424,7 +424,7 @@ class Transformer:
     Returns:
       False for scales of norms and for biases.
     """
-    return bool(axes.names(path)) and not path[-1].endswith('_bias')
+    return bool(axes.names(path)) and not axes.is_vector(path[-1])
 
   def unstack(self, params: Params) -> Params:
     """The same parameters with single layers, for decoding.

@@ -38,7 +38,7 @@ def test_merging_two_halves_is_the_whole():
     softmax.attend(query, key[:, s], value[:, s], visible[:, :, s])
     for s in (slice(0, 2), slice(2, 5))
   ]
-  np.testing.assert_allclose(softmax.merge(*halves), whole, atol=1e-6)
+  np.testing.assert_allclose(softmax.merge(*halves).output, whole, atol=1e-6)
 
 
 def test_a_query_that_sees_nothing_adds_nothing():
@@ -46,8 +46,10 @@ def test_a_query_that_sees_nothing_adds_nothing():
   nothing = softmax.attend(query, key, value, jnp.zeros_like(visible))
   assert not np.any(nothing.output)
   some = softmax.attend(query, key, value, visible)
-  np.testing.assert_array_equal(softmax.merge(some, nothing), some.output)
-  np.testing.assert_array_equal(softmax.merge(nothing, nothing), 0)
+  np.testing.assert_array_equal(
+    softmax.merge(some, nothing).output, some.output
+  )
+  np.testing.assert_array_equal(softmax.merge(nothing, nothing).output, 0)
 
 
 def test_gradients_stay_finite_where_nothing_is_visible():
@@ -56,7 +58,7 @@ def test_gradients_stay_finite_where_nothing_is_visible():
 
   def loss(query, key, value):
     some = softmax.attend(query, key, value, visible)
-    return jnp.sum(softmax.merge(some, some))
+    return jnp.sum(softmax.merge(some, some).output)
 
   for gradient in jax.grad(loss, (0, 1, 2))(query, key, value):
     assert np.all(np.isfinite(gradient))

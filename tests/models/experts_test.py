@@ -18,6 +18,7 @@ NUMBER, PER_TOKEN, WIDTH, HIDDEN = 6, 2, 8, 12
 def weights(number=NUMBER, seed=0):
   rng = np.random.default_rng(seed)
   shapes = (WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH)
+  shapes += (HIDDEN,), (HIDDEN,), (WIDTH,)
   return tuple(
     rng.normal(size=(number, *shape)).astype(np.float32) / 3 for shape in shapes
   )
@@ -34,22 +35,35 @@ def tokens(rows=8, length=5, number=NUMBER, skew=0.0, seed=1):
   return x, weight, chosen
 
 
-def reference(x, weight, chosen, gate, up, down):
+def gated(gate, up):
+  return jax.nn.silu(gate) * up
+
+
+def mixture(x, weight, chosen, *kernels, run=experts.mixture, **options):
+  """`experts.mixture` of arrays: three weights, and three biases."""
+  return run(
+    x, weight, chosen, experts.Kernels(*kernels), gated=gated, **options
+  )
+
+
+def reference(x, weight, chosen, gate, up, down, *biases):
   """The same, one token and one expert at a time."""
   result = np.zeros_like(x)
   for place in np.ndindex(x.shape[:2]):
     for w, e in zip(weight[place], chosen[place], strict=True):
-      inner = x[place] @ gate[e]
-      hidden = inner / (1 + np.exp(-inner)) * (x[place] @ up[e])
-      result[place] += w * (hidden @ down[e])
+      of_gate, of_up, of_down = (bias[e] for bias in biases)
+      inner = x[place] @ gate[e] + of_gate
+      hidden = inner / (1 + np.exp(-inner)) * (x[place] @ up[e] + of_up)
+      result[place] += w * (hidden @ down[e] + of_down)
   return result
 
 
-def dense(x, weight, chosen, gate, up, down):
+def dense(x, weight, chosen, gate, up, down, *biases):
   """Every expert computes every token; for gradients."""
-  hidden = jax.nn.silu(jnp.einsum('bqi,eio->bqeo', x, gate))
-  hidden *= jnp.einsum('bqi,eio->bqeo', x, up)
-  output = jnp.einsum('bqeo,eoi->bqei', hidden, down)
+  of_gate, of_up, of_down = (bias[None, None] for bias in biases)
+  hidden = jax.nn.silu(jnp.einsum('bqi,eio->bqeo', x, gate) + of_gate)
+  hidden *= jnp.einsum('bqi,eio->bqeo', x, up) + of_up
+  output = jnp.einsum('bqeo,eoi->bqei', hidden, down) + of_down
   taken = jax.nn.one_hot(chosen, gate.shape[0]) * weight[..., None]
   return jnp.einsum('bqke,bqei->bqi', taken, output)
 
@@ -67,9 +81,7 @@ CASES = [
 @pytest.mark.parametrize('case', CASES, ids=str)
 def test_values_are_those_of_one_token_at_a_time(case):
   case = dict(case)
-  run = functools.partial(
-    experts.mixture, activation=jax.nn.silu, ragged=case.pop('ragged')
-  )
+  run = functools.partial(mixture, ragged=case.pop('ragged'))
   given = *tokens(**case), *weights()
   found = jax.jit(run)(*given)
   np.testing.assert_allclose(found, reference(*given), atol=1e-5)
@@ -92,10 +104,8 @@ def test_gradients_forwards_and_backwards_are_those_of_all_experts(ragged):
       jnp.sin(run(x, weight, chosen, *rest))
     )
 
-  run = functools.partial(
-    experts.mixture, activation=jax.nn.silu, ragged=ragged
-  )
-  every = tuple(range(5))
+  run = functools.partial(mixture, ragged=ragged)
+  every = tuple(range(8))
   found = jax.jit(jax.grad(scalar(run), every))(*given)
   expected = jax.jit(jax.grad(scalar(dense), every))(*given)
   for one, other in zip(found, expected, strict=True):
@@ -128,9 +138,7 @@ def test_where_it_is_promised_no_place_is_read_or_written_twice(monkeypatch):
     watch(primitive)
 
   def scalar(x):
-    return jnp.sum(
-      experts.mixture(x, weight, chosen, *few, jax.nn.silu, ragged=False)
-    )
+    return jnp.sum(mixture(x, weight, chosen, *few, ragged=False))
 
   jax.grad(scalar)(x)
   assert seen == set(indexing)
@@ -141,7 +149,7 @@ def test_where_it_is_promised_no_place_is_read_or_written_twice(monkeypatch):
 )
 def test_ragged_products_are_for_tpus(backend, chosen, monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
-  run = functools.partial(experts.mixture, activation=jax.nn.silu)
+  run = functools.partial(mixture)
   program = str(jax.make_jaxpr(run)(*tokens(), *weights()))
   assert ('ragged_dot' in program) == chosen
 
@@ -171,9 +179,7 @@ def test_the_parts_of_the_devices_add_up(ragged, skew, each, most, monkeypatch):
   monkeypatch.setattr(experts, '_MOST_PAIRS', most)
   x, weight, chosen = tokens(skew=skew, rows=16, length=16)
   whole = weights()
-  run = functools.partial(
-    experts.mixture, activation=jax.nn.silu, ragged=ragged, parts=6
-  )
+  run = functools.partial(mixture, ragged=ragged, parts=6)
 
   @jax.jit
   def part(first):
@@ -200,12 +206,10 @@ def of_part(most, monkeypatch, dtype='float32', parts=6):
   given = x.astype(dtype), weight, *(w[:3].astype(dtype) for w in weights())
 
   def scalar(x, weight, *rest):
-    mixed = experts.mixture(
-      x, weight, chosen, *rest, jax.nn.silu, parts=parts, ragged=False
-    )
+    mixed = mixture(x, weight, chosen, *rest, parts=parts, ragged=False)
     return jnp.sum(jnp.sin(mixed.astype(jnp.float32))), mixed
 
-  run = jax.jit(jax.grad(scalar, tuple(range(5)), has_aux=True))
+  run = jax.jit(jax.grad(scalar, tuple(range(8)), has_aux=True))
   return run.lower(*given), given
 
 
@@ -273,18 +277,16 @@ def test_eight_devices_give_the_result_of_one(
   given = x.astype(dtype), weight, *(w.astype(dtype) for w in weights(number))
 
   def scalar(x, weight, *rest):
-    mixed = experts.over_devices(
-      x, weight, chosen, *rest, activation=jax.nn.silu
-    )
+    mixed = mixture(x, weight, chosen, *rest, run=experts.over_devices)
     return jnp.sum(jnp.sin(mixed.astype(jnp.float32))), mixed
 
   mesh = sharding.make_mesh(**mesh)
 
   def traced(*given):
     with sharding.use(mesh):
-      return jax.grad(scalar, tuple(range(5)), has_aux=True)(*given)
+      return jax.grad(scalar, tuple(range(8)), has_aux=True)(*given)
 
-  alone = jax.jit(jax.grad(scalar, tuple(range(5)), has_aux=True))(*given)
+  alone = jax.jit(jax.grad(scalar, tuple(range(8)), has_aux=True))(*given)
   spread = jax.device_put(given, sharding.replicated(mesh))
   found = jax.jit(traced)(*spread)
   error = 1e-5 if dtype == 'float32' else 0.05

@@ -49,6 +49,9 @@ ROWS = {
   'Phi-3, Phi-4': ('phi3', '4B, 14B', 'Phi-4'),
   'Granite 3': ('granite', '2B, 8B', 'Granite-3.3-8B'),
   'GLM-4': ('glm4', '9B, 32B', 'GLM-4-9B'),
+  'GLM-4.5, 4.6': ('glm4_moe', '106B-A12B, 355B-A32B', 'GLM-4.5-Air'),
+  'Qwen 1.5, 2 with experts': ('qwen2_moe', '14B-A3B, 57B-A14B', ''),
+  'gpt-oss': ('gpt_oss', '21B-A4B, 117B-A5B', 'gpt-oss-20b'),
 }
 """Of each family a golden model, the sizes there are, and a shape."""
 

@@ -16,13 +16,16 @@ from tests.models import meshed
 from tests.models.weights import golden
 
 # What only one of them has of all that is computed otherwise.
-IN_THE_SUITE = ('olmo3', 'phi3')
+IN_THE_SUITE = ('olmo3', 'phi3', 'gpt_oss')
+# What no family has: layers of several sizes, and all of routers at once.
+MORE = {'uneven': tiny.UNEVEN, 'routed': tiny.ROUTED}
+EVERY = [*golden.NAMES, *MORE]
 
 
 def found(name):
   """A model, and its parameters."""
-  if name == 'uneven':  # what no family has: layers of several sizes
-    model = tiny.model(**tiny.UNEVEN, vocab_size=64)
+  if name in MORE:
+    model = tiny.model(**MORE[name], vocab_size=64)
     return model, tiny.params(model)
   one = golden.golden(name)
   return one.model, one.params
@@ -33,15 +36,13 @@ def test_log_probabilities_are_those_of_transformers_in_all_layouts(name):
   assert families_table.of_layouts(name) < 1e-5
 
 
-@pytest.mark.parametrize(
-  'name', chosen([*golden.NAMES, 'uneven'], ('uneven', 'ministral3'))
-)
+@pytest.mark.parametrize('name', chosen(EVERY, (*MORE, 'ministral3')))
 def test_the_sampler_draws_by_the_probabilities_of_the_learner(name):
   assert families_table.of_sampler(*found(name)) < 2e-5
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('name', [*golden.NAMES, 'uneven'])
+@pytest.mark.parametrize('name', EVERY)
 def test_one_gradient_on_one_device_and_on_eight(name):
   for error in meshed.errors(*found(name)):
     assert error < 2e-5

@@ -82,6 +82,36 @@ FAMILIES = {
   'glm 4': dict(
     qkv_bias=True, post_norms=True, pattern=(Kind(rotated=0.5),), num_kv_heads=2
   ),
+  'glm 4 with experts': dict(
+    pattern=(Kind(), Kind(experts=True), Kind(experts=True)),
+    experts=models.Experts(
+      6,
+      2,
+      20,
+      scores='sigmoid',
+      corrected=True,
+      groups=3,
+      groups_per_token=2,
+      scale=1.5,
+      shared_width=12,
+    ),
+  ),
+  'qwen 2 with experts': dict(
+    qkv_bias=True,
+    pattern=(Kind(experts=True),),
+    experts=models.Experts(
+      6, 2, 20, normalized=False, shared_width=12, shared_gate=True
+    ),
+  ),
+  'gpt-oss': dict(
+    qkv_bias=True,
+    output_bias=True,
+    sinks=True,
+    activation='clamped_swiglu',
+    rope_scaling=RopeScaling('yarn', 4.0, 64, truncate=False),
+    pattern=(Kind(window_tokens=4, experts=True), Kind(experts=True)),
+    experts=models.Experts(6, 2, 20, biases=True),
+  ),
   'uneven': tiny.UNEVEN,
   'adapters': dict(lora=models.LowRank(3, 5.0), num_kv_heads=4),
 }

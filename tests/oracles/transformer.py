@@ -18,6 +18,10 @@ and the fields of the config. A sequence has no padding here.
                (https://arxiv.org/abs/2408.13359, muP)
   SmolLM 3     layers without rotation (https://arxiv.org/abs/2501.18795)
   GLM 4        half of a head is rotated
+  gpt-oss      sinks, clamped SwiGLU, biases of router and experts
+               (https://arxiv.org/abs/2508.10925)
+  DeepSeek V3  sigmoid scores, a correction of the choice, groups, an MLP that
+               every token passes (https://arxiv.org/abs/2412.19437, 12 to 16)
   Llama 4      queries that grow with ln(1 + floor(position / trained))
 """
 
@@ -92,13 +96,16 @@ def _decoder_layer(config, kind, weights, stream, positions):
     if config.pre_norms:
       y = _rms_norm(x, weights['mlp_norm']['scale'], config)
     if kind.experts:
-      y = _experts(config, weights['experts'], y)
+      z = _experts(config, weights['experts'], y)
+      if config.experts.shared_width:
+        z = z + _shared(config, weights['shared'], y)
+      y = z
     else:
       gate, up, down = (
         _adapted(config, weights['mlp'], name)
         for name in ('gate', 'up', 'down')
       )
-      y = (_activation(config, y @ gate) * (y @ up)) @ down
+      y = _gated(config, y @ gate, y @ up) @ down
     if config.post_norms:
       y = _rms_norm(y, weights['mlp_post_norm']['scale'], config)
     result.append(x + factor * y)
@@ -111,11 +118,19 @@ def _rms_norm(x, scale, config):
   return x / root * _wide(scale)
 
 
-def _activation(config, z):
+def _gated(config, z, up):
   if config.activation == 'silu':
-    return z / (1 + np.exp(-z))
+    return z * _sigmoid(z) * up
+  if config.activation == 'clamped_swiglu':
+    z = np.array([min(v, 7.0) for v in z])
+    up = np.array([min(max(v, -7.0), 7.0) for v in up])
+    return z * _sigmoid(1.702 * z) * (up + 1)
   inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
-  return 0.5 * z * (1 + np.tanh(inner))
+  return 0.5 * z * (1 + np.tanh(inner)) * up
+
+
+def _sigmoid(z):
+  return 1 / (1 + np.exp(-z))
 
 
 def _capped(scores, cap):
@@ -170,11 +185,14 @@ def _attention(config, kind, weights, stream, positions):
       ]
       scores = np.array([scale * (q @ keys[m][h // sharing]) for m in seen])
       weight = np.exp(_capped(scores, config.attention_cap))
-      weight = weight / weight.sum()
+      drain = np.exp(_wide(weights['sinks'])[h]) if config.sinks else 0.0
+      weight = weight / (weight.sum() + drain)
       head = sum(
         w * values[m][h // sharing] for w, m in zip(weight, seen, strict=True)
       )
       y = y + head @ output[h]
+    if config.output_bias:
+      y = y + _wide(weights['output_bias'])
     mixed.append(y)
   return mixed
 
@@ -260,17 +278,45 @@ def _angles(config, kind, size):
 
 
 def _experts(config, weights, x):
-  """The k likeliest experts, weighted by their probabilities."""
+  """The k best experts, each with its weight."""
   described = config.experts
   scores = x @ _wide(weights['router'])
-  probability = np.exp(scores - scores.max())
-  probability = probability / probability.sum()
-  chosen = sorted(range(described.number), key=lambda e: -probability[e])
-  chosen = chosen[: described.per_token]
-  total = sum(probability[e] for e in chosen) if described.normalized else 1.0
+  if described.biases:
+    scores = scores + _wide(weights['router_bias'])
+  if described.scores == 'sigmoid':
+    worth = _sigmoid(scores)
+  else:
+    worth = np.exp(scores - scores.max())
+    worth = worth / worth.sum()
+  liking = worth.copy()
+  if described.corrected:
+    liking = liking + _wide(weights['correction_bias'])
+  size = described.number // described.groups
+  groups = [range(g * size, (g + 1) * size) for g in range(described.groups)]
+  if described.groups > 1:
+    groups.sort(key=lambda g: -sum(sorted(liking[e] for e in g)[-2:]))
+  open_to = [e for g in groups[: described.groups_per_token] for e in g]
+  chosen = sorted(open_to, key=lambda e: -liking[e])[: described.per_token]
+  total = sum(worth[e] for e in chosen) if described.normalized else 1.0
   y = np.zeros_like(x)
   for e in chosen:
-    gate, up, down = (_wide(weights[n][e]) for n in ('gate', 'up', 'down'))
-    hidden = _activation(config, x @ gate) * (x @ up)
-    y = y + probability[e] / total * (hidden @ down)
+    products = []
+    hidden = None
+    for name in ('gate', 'up', 'down'):
+      product = (x if name != 'down' else hidden) @ _wide(weights[name][e])
+      if described.biases:
+        product = product + _wide(weights[f'{name}_bias'][e])
+      products.append(product)
+      if name == 'up':
+        hidden = _gated(config, *products)
+    y = y + described.scale * worth[e] / total * products[2]
+  return y
+
+
+def _shared(config, weights, x):
+  """The MLP that every token passes, perhaps behind a gate."""
+  gate, up, down = (_wide(weights[name]) for name in ('gate', 'up', 'down'))
+  y = _gated(config, x @ gate, x @ up) @ down
+  if config.experts.shared_gate:
+    y = _sigmoid(x @ _wide(weights['shared_gate'])) * y
   return y

@@ -334,6 +334,7 @@ def splash(
   blocks: Blocks | None = None,
   part: Array | None = None,
   key_segment: Array | None = None,
+  sinks: Array | None = None,
 ) -> Array:
   """Splash attention over rows in which no segment continues another.
 
@@ -351,6 +352,7 @@ def splash(
     part: i32[], the number of the part, if the rows are cut into equal parts,
       whose columns are a multiple of 128.
     key_segment: i32[R,N], `segment` of all columns, if the rows are cut.
+    sinks: f32[H], of a layer that has them.
 
   Returns:
     f[R,S,H,D]; finite but meaningless in padding.
@@ -388,28 +390,34 @@ def splash(
       interpret=interpret,
     )
 
-  def local(query, key, value, *rest):
+  def local(query, key, value, *others):
+    rest = list(others)
     inputs: list[Any] = [pad(query * query.shape[-1] ** -0.5, padded)]
     inputs += [pad(key, columns), pad(value, columns)]
     inputs = [jnp.swapaxes(x, 1, 2) for x in inputs]
+    here = None if part is None else rest.pop()
+    more = {} if sinks is None else {'sinks': rest.pop()}
     if segment is not None:
       own, key_segment = pad(rest[0], padded), pad(rest[1], columns)
       inputs.append(kernel_lib.SegmentIds(own, key_segment))
 
     def run(first):
-      return lambda *inputs: jax.vmap(kernel(query.shape[2], first))(*inputs)
+      made = kernel(query.shape[2], first)
+      return lambda *inputs: jax.vmap(lambda *row: made(*row, **more))(*inputs)
 
-    if part is None:
+    if here is None:
       output = run(0)(*inputs)
     else:  # each part has a mask of its own, which is static
       firsts = range(0, keys, queries)
-      output = jax.lax.switch(rest[-1], list(map(run, firsts)), *inputs)
+      output = jax.lax.switch(here, list(map(run, firsts)), *inputs)
     return jnp.swapaxes(output, 1, 2)[:, :queries]
 
   arrays: list[Any] = [query, key, value]
   axes = ['r.h.', 'r.h.', 'r.h.']
   if segment is not None:
     arrays, axes = arrays + [segment, key_segment], axes + ['r.', 'r.']
+  if sinks is not None:
+    arrays, axes = [*arrays, sinks], [*axes, 'h']
   if part is not None:
     arrays, axes = [*arrays, part], [*axes, '']
   return over_devices(local, tuple(arrays), tuple(axes), 'r.h.', key.shape[2])

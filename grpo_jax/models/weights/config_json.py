@@ -49,7 +49,11 @@ _ACTIVATIONS = {
   'gelu_pytorch_tanh': 'gelu_tanh',
   'gelu_new': 'gelu_tanh',
 }
-_WRITTEN = {'silu': 'silu', 'gelu_tanh': 'gelu_pytorch_tanh'}
+_WRITTEN = {
+  'silu': 'silu',
+  'gelu_tanh': 'gelu_pytorch_tanh',
+  'clamped_swiglu': 'silu',
+}
 _LAYER_KINDS = ('full_attention', 'sliding_attention')
 
 
@@ -91,12 +95,8 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
   kinds = _kinds(row, fields, wide, local)
   experts = None
   if any(kind.experts for kind in kinds):
-    experts = Experts(
-      number=fields['num_experts'],
-      per_token=fields['num_experts_per_tok'],
-      width=fields['moe_intermediate_size'],
-      normalized=fields['norm_topk_prob'],
-    )
+    experts = _experts(row, fields)
+  features = dict(activation=_activation(fields), **_norms_and_biases(fields))
   return ModelConfig(
     vocab_size=fields['vocab_size'],
     num_layers=fields['num_hidden_layers'],
@@ -110,7 +110,6 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     tied_embeddings=fields['tie_word_embeddings'],
     pattern=shortest_pattern(kinds),
     rope_scaling=scaling,
-    activation=_activation(fields),
     embedding_scale=math.sqrt(width)
     if row.scaled_embedding
     else fields.get('embedding_multiplier', 1.0),
@@ -120,9 +119,30 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     logit_divisor=fields.get('logits_scaling', 1.0),
     logit_cap=fields.get('final_logit_softcapping'),
     experts=experts,
-    **({'qkv_bias': bias} if (bias := fields.get('attention_bias')) else {}),
-    **row.features,
+    **{**features, **row.features},
     **computed,
+  )
+
+
+def _norms_and_biases(fields: Fields) -> dict[str, bool]:
+  """Those that are a model's own, and not of all in its family."""
+  ours = dict(attention_bias='qkv_bias', use_qk_norm='qk_norm')
+  return {ours[name]: True for name in ours if fields.get(name)}
+
+
+def _experts(row: Family, fields: Fields) -> Experts:
+  width = fields.get('moe_intermediate_size') or fields['intermediate_size']
+  shared = fields.get('shared_expert_intermediate_size')
+  return Experts(
+    number=fields['num_experts'],
+    per_token=fields['num_experts_per_tok'],
+    width=width,
+    normalized=fields.get('norm_topk_prob', True),
+    groups=fields.get('n_group', 1),
+    groups_per_token=fields.get('topk_group', 1),
+    scale=fields.get('routed_scaling_factor', 1.0),
+    shared_width=shared or width * fields.get('n_shared_experts', 0),
+    **row.routing,
   )
 
 
@@ -204,6 +224,10 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
       'quantized weights are read from GGUF files alone',
     ),
   )
+  quantized = given.get('quantization_config')
+  if row.quantized and isinstance(quantized, Mapping):
+    if quantized.get('quant_method') == row.quantized:
+      del fixed['quantization_config']
   for name, (wanted, why) in fixed.items():
     value = given.get(name)
     if value not in (None, wanted):
@@ -212,12 +236,15 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'give a model with {name}={wanted}.'
       )
   called: dict[str, str] = {}
-  for name, meant in row.renamed.items():
+  others = {theirs: ours for ours, theirs in row.called.items()}
+  for name, meant in {**row.renamed, **others}.items():
     if name in given:
       given[meant], called[meant] = given.pop(name), name
   # No others: transformers passes over a field that is not the family's too.
   names = {*row.defaults, *families.REQUIRED, *families.OF_ALL}
   known = {name: given[name] for name in names if name in given}
+  if known.get('rope_parameters', '') is None:
+    del known['rope_parameters']
   fields = {**row.defaults, **known}
   for name in families.REQUIRED:
     if fields.get(name) is None:
@@ -227,6 +254,17 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
       )
   check(fields, called)
   return fields
+
+
+def further_layers(config_json: Fields) -> tuple[int, ...]:
+  """The numbers of layers behind the last, which draw several tokens at once.
+
+  They are stored as layers are, and are no part of the model.
+  """
+  fields = _fields(family_of(config_json), config_json)
+  layers = fields['num_hidden_layers']
+  number = fields.get('num_nextn_predict_layers', 0)
+  return tuple(range(layers, layers + number))
 
 
 class _Rope(NamedTuple):
@@ -423,13 +461,15 @@ def _windows(row: Family, fields: Fields) -> list[bool]:
 
 def _sparse(fields: Fields) -> list[bool]:
   """Which layers have experts."""
-  number = fields['num_hidden_layers']
-  if 'num_experts' not in fields:
-    return [False] * number
-  dense, step = fields['mlp_only_layers'] or (), fields['decoder_sparse_step']
+  dense = fields.get('mlp_only_layers') or ()
+  step = fields.get('decoder_sparse_step', 1)
+  first = fields.get('first_k_dense_replace', 0)
   return [
-    fields['num_experts'] > 0 and i not in dense and (i + 1) % step == 0
-    for i in range(number)
+    fields.get('num_experts', 0) > 0
+    and i not in dense
+    and i >= first
+    and (i + 1) % step == 0
+    for i in range(fields['num_hidden_layers'])
   ]
 
 
@@ -489,12 +529,16 @@ def config_to_huggingface(
   rows = families.FAMILIES
   if architecture is not None:
     rows = (families.family(architecture),)
-  unsaid = []
+  unsaid, contradiction = [], None
   for row in rows:
     if row.written_as:
       row = families.family(row.written_as)
     written = _written(row, meant)
-    read = config_from_huggingface(written, **computed)
+    try:
+      read = config_from_huggingface(written, **computed)
+    except ValueError as error:  # one field contradicts another there
+      contradiction = error
+      continue
     if read == meant:
       return written
     differ = [
@@ -503,6 +547,8 @@ def config_to_huggingface(
       if (value := getattr(meant, field.name)) != getattr(read, field.name)
     ]
     unsaid.append((differ, row.architecture))
+  if not unsaid and contradiction is not None:
+    raise contradiction
   fields, nearest = min(unsaid, key=lambda one: len(one[0]))
   raise ValueError(
     f'The config.json of a {nearest} cannot say {", ".join(fields)}'
@@ -532,6 +578,7 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     query_pre_attn_scalar=_scalar(config),
     partial_rotary_factor=row.rotated or config.pattern[0].rotated,
     attention_bias=config.qkv_bias,
+    use_qk_norm=config.qk_norm,
     no_rope_layers=[int(kind.rotated > 0) for kind in config.kinds],
     embedding_multiplier=config.embedding_scale,
     residual_multiplier=config.residual_scale,
@@ -552,7 +599,11 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
   return {
     'architectures': [row.architecture],
     'model_type': row.model_type,
-    **{name: value for name, value in fields.items() if name in read},
+    **{
+      row.called.get(name, name): value
+      for name, value in fields.items()
+      if name in read
+    },
     **(
       {'layer_types': [_LAYER_KINDS[k] for k in local]}
       if row.layer_types
@@ -565,13 +616,22 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
 def _written_experts(config: ModelConfig) -> dict[str, Any]:
   if config.experts is None:
     return dict(num_experts=0)
+  experts = config.experts
+  dense = [i for i, kind in enumerate(config.kinds) if not kind.experts]
   return dict(
-    num_experts=config.experts.number,
-    num_experts_per_tok=config.experts.per_token,
-    moe_intermediate_size=config.experts.width,
-    norm_topk_prob=config.experts.normalized,
+    num_experts=experts.number,
+    num_experts_per_tok=experts.per_token,
+    moe_intermediate_size=experts.width,
+    shared_expert_intermediate_size=experts.shared_width,
+    n_shared_experts=experts.shared_width // experts.width,
+    norm_topk_prob=experts.normalized,
+    routed_scaling_factor=experts.scale,
+    n_group=experts.groups,
+    topk_group=experts.groups_per_token,
     decoder_sparse_step=1,
-    mlp_only_layers=[i for i, k in enumerate(config.kinds) if not k.experts],
+    mlp_only_layers=dense,
+    first_k_dense_replace=len(dense),
+    num_nextn_predict_layers=0,
   )
 
 
@@ -646,9 +706,9 @@ _KINDS = {
       'vocab_size', 'hidden_size', 'intermediate_size',
       'num_attention_heads', 'num_key_value_heads', 'head_dim',
       'max_position_embeddings', 'original_max_position_embeddings',
-      'sliding_window', 'sliding_window_pattern', 'num_experts_per_tok',
+      'sliding_window_pattern', 'num_experts_per_tok',
       'moe_intermediate_size', 'decoder_sparse_step',
-      'no_rope_layer_interval',
+      'no_rope_layer_interval', 'n_group', 'topk_group',
     ),
     COUNT,
   ),
@@ -656,6 +716,11 @@ _KINDS = {
   'num_hidden_layers': _count(most=10_000),
   'num_experts': _count(0, 1_000_000),
   'max_window_layers': _count(0),
+  'sliding_window': _count(0),  # 0 where no layer has one
+  'first_k_dense_replace': _count(0),
+  'num_nextn_predict_layers': _count(0, 1_000),
+  'n_shared_experts': _count(0),
+  'shared_expert_intermediate_size': _count(0),
   # Of the mean square of what a norm reads: with 1 or more it would be most of
   # it.
   'rms_norm_eps': SHARE,
@@ -664,6 +729,7 @@ _KINDS = {
       'query_pre_attn_scalar', 'attn_logit_softcapping',
       'final_logit_softcapping', 'embedding_multiplier',
       'residual_multiplier', 'attention_multiplier', 'logits_scaling',
+      'routed_scaling_factor',
     ),
     ABOVE_0,
   ),
@@ -671,7 +737,7 @@ _KINDS = {
   **dict.fromkeys(
     (
       'tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob',
-      'attention_bias',
+      'attention_bias', 'use_qk_norm',
     ),
     _FLAG,
   ),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from typing import Any
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax.mesh import sharding
 from grpo_jax.models.config import ModelConfig
@@ -44,6 +46,7 @@ class Layout:
       llama.cpp and GLM turn such pairs, we turn halves.
     experts: Whether there is one such tensor for each expert. In ours, and
       before all that is said here, the experts are the first axis.
+    packed: Whether the experts are the first axis of one tensor there too.
   """
 
   first: int = 1
@@ -51,6 +54,7 @@ class Layout:
   added: float = 0.0
   interleaved: float = 0.0
   experts: bool = False
+  packed: bool = False
 
   def stored_axes(
     self, ours: tuple[Any, ...], merge: Callable[[tuple[Any, ...]], Any]
@@ -153,7 +157,7 @@ class Tensor:
       layer: Number of the layer; read if the name has a `{layer}`.
       experts: Number of experts; read if there is one tensor for each.
     """
-    if not self.layout.experts:
+    if not self.layout.experts or self.layout.packed:
       return [self.name.format(layer=layer)]
     return [self.name.format(layer=layer, expert=e) for e in range(experts)]
 
@@ -193,6 +197,7 @@ def hugging_face(
   added: float = 0.0,
   norms: Mapping[str, str] = _BEFORE,
   interleaved: float = 0.0,
+  shared: str = 'shared_expert',
 ) -> Tensors:
   """The names that all families share in Hugging Face's folders.
 
@@ -200,6 +205,7 @@ def hugging_face(
     added: To the scale of each norm; see `Layout`.
     norms: From ours to theirs, those of a layer.
     interleaved: Of queries and keys; see `Layout`.
+    shared: Their name of the MLP beside experts.
   """
   layer = 'model.layers.{layer}.'
   attention, mlp = f'{layer}self_attn.', f'{layer}mlp.'
@@ -209,7 +215,13 @@ def hugging_face(
     ('final_norm', 'scale'): Tensor('model.norm.weight', norm),
     ('head',): _linear('lm_head'),
     ('attention', 'output'): _linear(f'{attention}o_proj', first=2),
+    ('attention', 'output_bias'): Tensor(f'{attention}o_proj.bias'),
+    ('attention', 'sinks'): Tensor(f'{attention}sinks'),
     ('experts', 'router'): _linear(f'{mlp}gate'),
+    ('experts', 'correction_bias'): Tensor(
+      f'{mlp}gate.e_score_correction_bias'
+    ),
+    ('shared', 'shared_gate'): _linear(f'{mlp}{shared}_gate'),
   }
   for ours, name in norms.items():
     tensors[ours, 'scale'] = Tensor(f'{layer}{name}.weight', norm)
@@ -225,7 +237,25 @@ def hugging_face(
     tensors['mlp', ours] = _linear(f'{mlp}{ours}_proj')
     expert = _linear(f'{mlp}experts.{{expert}}.{ours}_proj', experts=True)
     tensors['experts', ours] = expert
+    tensors['shared', ours] = _linear(f'{mlp}{shared}.{ours}_proj')
   return tensors
+
+
+def _packed_experts(tensors: Tensors) -> Tensors:
+  """The names of gpt-oss: experts are an axis, and not transposed.
+
+  What it calls `gate_up_proj` is named by its parts here; see `Fused`.
+  """
+  mlp = 'model.layers.{layer}.mlp.'
+  packed = Layout(experts=True, packed=True)
+  names = {
+    name + bias: Tensor(f'{mlp}experts.{name}_proj{bias}', packed)
+    for name in ('gate', 'up', 'down')
+    for bias in ('', '_bias')
+  }
+  names['router'] = _linear(f'{mlp}router')
+  names['router_bias'] = Tensor(f'{mlp}router.bias')
+  return {**tensors, **{('experts', ours): x for ours, x in names.items()}}
 
 
 def llama_cpp(interleaved: bool) -> Tensors:
@@ -262,17 +292,54 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-  """A stored tensor that holds several of the table, one behind another.
+  """A stored tensor that holds several of the table.
 
   Attributes:
     name: Its name, with `{layer}` for the number of a layer.
-    parts: The names of those that it holds, in the order of their rows.
-    rows: How many rows each has, in a layer of this shape.
+    parts: The names of those that it holds, in their order.
+    rows: How many rows each has, in a layer of this shape, one behind another;
+      None: they take turns along the last axis.
   """
 
   name: str
   parts: tuple[str, ...]
-  rows: Callable[[ModelConfig], tuple[int, ...]]
+  rows: Callable[[ModelConfig], tuple[int, ...]] | None
+
+  def cuts(
+    self, shape: tuple[int, ...], config: ModelConfig
+  ) -> list[tuple[slice, ...]]:
+    """What of the tensor each part is.
+
+    Args:
+      shape: Of the tensor.
+      config: The model, with the sizes of the layer.
+
+    Raises:
+      ValueError: The parts have another number of rows together.
+    """
+    whole = (slice(None),) * (len(shape) - 1)
+    if self.rows is None:
+      number = len(self.parts)
+      return [(*whole, slice(i, None, number)) for i in range(number)]
+    sizes = self.rows(config)
+    if sum(sizes) != shape[0]:
+      raise ValueError(
+        f'has {shape[0]} rows, but its parts have '
+        f'{" + ".join(map(str, sizes))} by the config.json; give files that '
+        'belong to it.'
+      )
+    ends = itertools.accumulate(sizes)
+    return [
+      (slice(end - size, end), *whole)
+      for size, end in zip(sizes, ends, strict=True)
+    ]
+
+  def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The tensor, of all its parts."""
+    if self.rows is not None:
+      return np.concatenate(parts)
+    stacked = np.stack(parts, axis=-1)
+    return stacked.reshape(*stacked.shape[:-2], -1)
 
   @functools.cached_property
   def pattern(self) -> re.Pattern[str]:
@@ -299,6 +366,15 @@ _FUSED_HEADS = _fused(
 _FUSED_GATE = _fused(
   'mlp', 'gate_up_proj', 'gate up', lambda config: (config.mlp_width,) * 2
 )
+_EXPERTS = 'model.layers.{layer}.mlp.experts.'
+_FUSED_EXPERTS = tuple(
+  Fused(
+    f'{_EXPERTS}gate_up_proj{bias}',
+    tuple(f'{_EXPERTS}{one}_proj{bias}' for one in ('gate', 'up')),
+    rows=None,
+  )
+  for bias in ('', '_bias')
+)
 
 
 def _rotates(fields: Fields, layer: int) -> bool:
@@ -324,6 +400,7 @@ class Family:
     defaults: The fields that are read, with the values that a `config.json` may
       leave out; transformers means the same by leaving them out.
     renamed: Other names under which a field may be given.
+    called: From a field to what this family calls it, in what is written too.
     fixed: Fields that only this value of can be computed, with the reason.
     windows: Whether a layer, by its number, has a window, where `layer_types`
       does not say.
@@ -332,6 +409,8 @@ class Family:
     rotated: Which share of a head is rotated; None: as `partial_rotary_factor`
       says.
     features: Fields of our `ModelConfig` that all models of the family share.
+    routing: Likewise, of `Experts`.
+    quantized: The `quant_method` of a `quantization_config` that is read.
     scaled_embedding: Whether embeddings are multiplied by sqrt(width).
     rope_bases: Base of the rotary frequencies where none is given: of layers
       without a window, and of those with one, None if that is the same.
@@ -359,12 +438,15 @@ class Family:
   model_type: str
   defaults: Fields
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  called: Mapping[str, str] = dataclasses.field(default_factory=dict)
   fixed: Fields = dataclasses.field(default_factory=dict)
   windows: Callable[[Fields, int], bool] = lambda fields, layer: False
   layer_types: bool = False
   rotates: Callable[[Fields, int], bool] = lambda fields, layer: True
   rotated: float | None = 1.0
   features: Fields = dataclasses.field(default_factory=dict)
+  routing: Fields = dataclasses.field(default_factory=dict)
+  quantized: str | None = None
   scaled_embedding: bool = False
   rope_bases: tuple[float, float | None] = (10_000.0, None)
   scales_windows: bool = True
@@ -411,7 +493,7 @@ OF_ALL = (
   'original_max_position_embeddings',
   'partial_rotary_factor',
 )
-"""Fields that are read for every family, and for which none has defaults."""
+"""Fields that are read for every family, and for which few have defaults."""
 
 # What every family reads beside them. None means what it means in Hugging
 # Face's: as many key-value heads as heads, and width / heads entries in each.
@@ -505,7 +587,22 @@ _QWEN3 = Family(
 _MINISTRAL3 = Family(
   'Ministral3ForCausalLM',
   'ministral3',
-  dict(_LLAMA, num_key_value_heads=8, head_dim=128, sliding_window=None),
+  dict(
+    _LLAMA,
+    num_key_value_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    sliding_window=None,
+    rope_parameters=dict(
+      rope_type='yarn',
+      rope_theta=1_000_000.0,
+      factor=16.0,
+      original_max_position_embeddings=16_384,
+      mscale=1.0,
+      mscale_all_dim=1.0,
+      llama_4_scaling_beta=0.1,
+    ),
+  ),
   classifier='Ministral3ForSequenceClassification',
   windows=lambda fields, layer: fields['sliding_window'] is not None,
   grows_queries=True,
@@ -706,6 +803,92 @@ FAMILIES = (
     tensors=hugging_face(norms=_BOTH_IN_GLM, interleaved=0.5),
     fused=(_FUSED_GATE,),
   ),
+  Family(
+    'Glm4MoeForCausalLM',
+    'glm4_moe',
+    dict(
+      _LLAMA,
+      num_key_value_heads=8,
+      rms_norm_eps=1e-5,
+      attention_bias=False,
+      use_qk_norm=False,
+      num_experts=128,
+      num_experts_per_tok=8,
+      moe_intermediate_size=1408,
+      n_shared_experts=1,
+      norm_topk_prob=True,
+      routed_scaling_factor=1.0,
+      n_group=1,
+      topk_group=1,
+      first_k_dense_replace=1,
+      num_nextn_predict_layers=1,
+    ),
+    called=dict(num_experts='n_routed_experts'),
+    rotated=0.5,
+    routing=dict(scores='sigmoid', corrected=True),
+    tensors=hugging_face(shared='shared_experts'),
+  ),
+  Family(
+    'Qwen2MoeForCausalLM',
+    'qwen2_moe',
+    dict(
+      _QWEN,
+      num_experts=60,
+      num_experts_per_tok=4,
+      moe_intermediate_size=1408,
+      shared_expert_intermediate_size=5632,
+      norm_topk_prob=False,
+      decoder_sparse_step=1,
+      mlp_only_layers=(),
+    ),
+    fixed=dict(qkv_bias=(True, 'its queries, keys and values have biases')),
+    windows=lambda fields, layer: (
+      fields['use_sliding_window']
+      and layer % 2 == 0
+      and layer < fields['max_window_layers']
+    ),
+    layer_types=True,
+    features=dict(qkv_bias=True),
+    routing=dict(shared_gate=True),
+  ),
+  Family(
+    'GptOssForCausalLM',
+    'gpt_oss',
+    dict(
+      _LLAMA,
+      num_key_value_heads=8,
+      head_dim=64,
+      rms_norm_eps=1e-5,
+      sliding_window=128,
+      num_experts=128,
+      num_experts_per_tok=4,
+      rope_parameters=dict(
+        rope_type='yarn',
+        factor=32.0,
+        original_max_position_embeddings=4096,
+        truncate=False,
+      ),
+    ),
+    called=dict(num_experts='num_local_experts'),
+    fixed=dict(
+      attention_bias=(True, 'all its products of attention have biases'),
+      swiglu_alpha=(1.702, 'its experts are built with this number'),
+      swiglu_limit=(7.0, 'its experts are built with this number'),
+    ),
+    windows=lambda fields, layer: layer % 2 == 0,
+    layer_types=True,
+    features=dict(
+      qkv_bias=True,
+      output_bias=True,
+      sinks=True,
+      activation='clamped_swiglu',
+    ),
+    routing=dict(biases=True),
+    rope_bases=(150_000.0, None),
+    quantized='mxfp4',
+    tensors=_packed_experts(hugging_face()),
+    fused=_FUSED_EXPERTS,
+  ),
 )
 """All families, the plainest first: what several can express, it is."""
 
@@ -762,12 +945,13 @@ class Parameter:
   @property
   def name_shape(self) -> tuple[int, ...]:
     """The shape of the tensor of one name."""
-    return self.stored_shape[int(self.layout.experts) :]
+    each = self.layout.experts and not self.layout.packed
+    return self.stored_shape[int(each) :]
 
   @property
   def has_two_axes(self) -> bool:
-    """Whether it is stored with two axes: it is no scale and no bias."""
-    return len(self.name_shape) > 1
+    """Whether it has two axes but for experts: it is no scale and no bias."""
+    return len(self.stored_shape) - int(self.layout.experts) > 1
 
 
 class Part(NamedTuple):
@@ -787,17 +971,21 @@ class Written(NamedTuple):
 
   Attributes:
     names: One, or one for each expert.
-    parts: What the tensor holds, one behind another.
+    parts: What the tensor holds.
+    fused: How, if it holds several.
   """
 
   names: tuple[str, ...]
   parts: tuple[Part, ...]
+  fused: Fused | None = None
 
   def shape(self, wanted: Sequence[Parameter]) -> tuple[int, ...]:
     """That of the tensor of one name."""
     shapes = [wanted[part.parameter].name_shape for part in self.parts]
-    if len(shapes) == 1:
+    if self.fused is None:
       return shapes[0]
+    if self.fused.rows is None:
+      return *shapes[0][:-1], sum(shape[-1] for shape in shapes)
     return sum(shape[0] for shape in shapes), *shapes[0][1:]
 
 
@@ -812,20 +1000,25 @@ def written(
     fused: Which of their tensors are one.
   """
   whole = {
-    part.format(layer=layer): one.name.format(layer=layer)
+    part.format(layer=layer): (one.name.format(layer=layer), one)
     for one in fused
     for layer in range(config.num_layers)
     for part in one.parts
   }
   order = {name: place for place, name in enumerate(whole)}
   found: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
-  for number, one in enumerate(wanted):
-    for layer, names in enumerate(one.names):
-      key = (whole[names[0]],) if names[0] in whole else names
+  how = {}
+  for number, parameter in enumerate(wanted):
+    for layer, names in enumerate(parameter.names):
+      if names[0] in whole:
+        name, one = whole[names[0]]
+        key, how[name,] = (name,), one
+      else:
+        key = names
       place = order.get(names[0], 0)
       found.setdefault(key, []).append((place, Part(number, layer)))
   return [
-    Written(names, tuple(part for _, part in sorted(parts)))
+    Written(names, tuple(part for _, part in sorted(parts)), how.get(names))
     for names, parts in found.items()
   ]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from grpo_jax.models.weights.safetensors import DTYPES
 from grpo_jax.models.weights.safetensors import PIECE_BYTES
+from grpo_jax.models.weights.safetensors import READ
 from grpo_jax.models.weights.safetensors import Stored
 
 _MOST_HEADER = 100_000_000  # bytes, as the safetensors library has it
@@ -73,12 +74,12 @@ def _header(path: Any) -> Iterator[Stored]:
     tensors = json.loads(text)
     tensors.pop('__metadata__', None)
     for name, one in tensors.items():
-      if one['dtype'] not in DTYPES:
+      if one['dtype'] not in READ:
         raise ValueError(
           f'{name} in {path} has the dtype {one["dtype"]}; give weights in one '
           f'of {", ".join(DTYPES)}.'
         )
-      dtype, shape = DTYPES[one['dtype']], tuple(one['shape'])
+      dtype, shape = READ[one['dtype']], tuple(one['shape'])
       begin, end = one['data_offsets']
       if end - begin != math.prod(shape) * dtype.itemsize:
         raise _broken(path, f'{name} has {end - begin} bytes')

@@ -30,6 +30,7 @@ from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights import config_json as config_json_lib
 from grpo_jax.models.weights import families
 from grpo_jax.models.weights import gguf
+from grpo_jax.models.weights import mxfp4
 from grpo_jax.models.weights import ranges
 from grpo_jax.models.weights import safetensors
 
@@ -37,33 +38,42 @@ Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-  """Some rows of a stored tensor, which count as a tensor.
+class Cut:
+  """A part of a stored tensor that counts as a tensor.
 
   Attributes:
     whole: The tensor.
-    first: The first of its rows.
-    number: How many rows.
+    index: What of it, a slice for each axis.
   """
 
   whole: safetensors.Stored
-  first: int
-  number: int
+  index: tuple[slice, ...]
+
+  @property
+  def ranges(self) -> list[range]:
+    """Which places of each axis."""
+    axes = zip(self.index, self.whole.shape, strict=True)
+    return [range(*one.indices(size)) for one, size in axes]
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """That of these rows."""
-    return self.number, *self.whole.shape[1:]
+    """That of the part."""
+    return tuple(map(len, self.ranges))
 
   @property
   def dtype(self) -> np.dtype:
     """As it is read."""
     return self.whole.dtype
 
-  def index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
-    """Of the whole tensor, from an index of these rows."""
-    start, stop, _ = index[0].indices(self.number)
-    return slice(self.first + start, self.first + stop), *index[1:]
+  def read(
+    self, reader: safetensors.Reader, index: tuple[slice, ...]
+  ) -> np.ndarray:
+    """A part of it; see `Reader`."""
+    wanted = [one[part] for one, part in zip(self.ranges, index, strict=True)]
+    # Readers read what lies side by side.
+    span = tuple(slice(one[0], one[-1] + 1) for one in wanted)
+    array = reader.read(self.whole, span)
+    return array[tuple(slice(None, None, one.step) for one in wanted)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +94,7 @@ class Source:
   path: pathlib.Path
   config_json: Mapping[str, Any]
   tensors: families.Tensors
-  stored: Mapping[str, safetensors.Stored | Rows]
+  stored: Mapping[str, safetensors.Stored | Cut]
   reader: safetensors.Reader | None
   folder: pathlib.Path | None = None
 
@@ -127,8 +137,8 @@ class Source:
     """
     assert self.reader is not None
     stored = self.stored[name]
-    if isinstance(stored, Rows):
-      return self.reader.read(stored.whole, stored.index(index))
+    if isinstance(stored, Cut):
+      return stored.read(self.reader, index)
     return self.reader.read(stored, index)
 
 
@@ -222,13 +232,26 @@ def _from_folder(
     reader = ranges.Ranges(json.loads(elsewhere.read_text()))
   else:
     reader = safetensors.Safetensors(folder)
+  if row.quantized == 'mxfp4':
+    reader = mxfp4.Mxfp4(reader)
+  try:
+    further = config_json_lib.further_layers(config_json)
+  except ValueError as error:
+    raise ValueError(f'{folder}: {error}') from error
+  left_out = *row.left_out, *(f'model.layers.{i}.' for i in further)
   stored = {
     _meant(row, name): one
     for name, one in reader.tensors.items()
-    if not name.startswith(row.left_out)
+    if not name.startswith(left_out)
     # Rotary frequencies, which some old folders of Llama hold.
     and not name.endswith('rotary_emb.inv_freq')
   }
+  for name, one in stored.items():
+    if one.dtype == np.uint8:
+      raise ValueError(
+        f'{name} in {folder} has the dtype U8; give weights in one of '
+        f'{", ".join(safetensors.DTYPES)}.'
+      )
   source = Source(folder, config_json, row.tensors, stored, reader, folder)
   return _with_parts(source, row.fused) if row.fused else source
 
@@ -241,28 +264,30 @@ def _with_parts(source: Source, fused: tuple[families.Fused, ...]) -> Source:
       its parts have together.
   """
   config = source.config()
-  parts: dict[str, safetensors.Stored | Rows] = {}
+  parts: dict[str, safetensors.Stored | Cut] = {}
   for name, stored in source.stored.items():
-    found = [(one, one.pattern.fullmatch(name)) for one in fused]
-    for one, match in found:
-      if match and isinstance(stored, safetensors.Stored):
-        layer = int(match[1])
-        kind = config.kinds[min(layer, config.num_layers - 1)]
-        numbers = one.rows(config.of(kind))
-        if sum(numbers) != stored.shape[0]:
-          raise ValueError(
-            f'{name} in {source.path} has {stored.shape[0]} rows, but its '
-            f'parts have {" + ".join(map(str, numbers))} by the config.json; '
-            'give files that belong to it.'
-          )
-        first = 0
-        for part, number in zip(one.parts, numbers, strict=True):
-          parts[part.format(layer=layer)] = Rows(stored, first, number)
-          first += number
-        break
-    else:
+    one, layer = _fused_at(name, fused)
+    if one is None or isinstance(stored, Cut):
       parts[name] = stored
+      continue
+    kind = config.kinds[min(layer, config.num_layers - 1)]
+    try:
+      cuts = one.cuts(stored.shape, config.of(kind))
+    except ValueError as error:
+      raise ValueError(f'{name} in {source.path} {error}') from error
+    for part, index in zip(one.parts, cuts, strict=True):
+      parts[part.format(layer=layer)] = Cut(stored, index)
   return dataclasses.replace(source, stored=parts)
+
+
+def _fused_at(
+  name: str, fused: tuple[families.Fused, ...]
+) -> tuple[families.Fused | None, int]:
+  """Which of the fused tensors has a name, and in which layer."""
+  for one in fused:
+    if match := one.pattern.fullmatch(name):
+      return one, int(match[1])
+  return None, 0
 
 
 def _meant(row: families.Family, name: str) -> str:
@@ -463,7 +488,7 @@ def _read(
     index = tuple(slice(*bound) for bound in bounds)
     if turned:
       index = (*index[:-2], *index[:-3:-1])
-    if layout.experts:
+    if layout.experts and not layout.packed:
       chosen = names[index[0]]
       # One by one into their place: a list of all would be a second copy.
       first = source.read(chosen[0], index[1:])

@@ -27,6 +27,9 @@ DTYPES = {
   'F16': np.dtype(np.float16),
   'BF16': np.dtype(jnp.bfloat16),
 }
+READ = {**DTYPES, 'U8': np.dtype(np.uint8)}
+"""What readers show: bytes are parts of quantized weights; see `mxfp4`."""
+
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 PIECE_BYTES = 16 << 20
@@ -89,12 +92,12 @@ class Safetensors:
       with _open(path) as file:
         for name in file.keys():
           part = file.get_slice(name)
-          if part.get_dtype() not in DTYPES:
+          if part.get_dtype() not in READ:
             raise ValueError(
               f'{name} in {path} has the dtype {part.get_dtype()}; give '
               f'weights in one of {", ".join(DTYPES)}.'
             )
-          shape, dtype = tuple(part.get_shape()), DTYPES[part.get_dtype()]
+          shape, dtype = tuple(part.get_shape()), READ[part.get_dtype()]
           self.tensors[name] = Stored(name, shape, dtype, path)
 
   def read(self, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:

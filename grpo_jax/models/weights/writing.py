@@ -221,9 +221,10 @@ def _arrays(
 
   for one in written:
     arrays = [stored(*part) for part in one.parts]
-    if len(arrays) > 1:
-      yield np.concatenate(arrays)
-    elif wanted[one.parts[0].parameter].layout.experts:
+    layout = wanted[one.parts[0].parameter].layout
+    if one.fused is not None:
+      yield one.fused.joined(arrays)
+    elif layout.experts and not layout.packed:
       yield from arrays[0]
     else:
       yield arrays[0]

@@ -103,6 +103,32 @@ CASES: dict[str, dict[str, Any]] = {
     logits_scaling=4.0,
   ),
   'Glm4ForCausalLM': dict(_SMALL, model_type='glm4'),
+  'Glm4MoeForCausalLM': dict(
+    _SMALL,
+    model_type='glm4_moe',
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    num_nextn_predict_layers=0,
+  ),
+  'Qwen2MoeForCausalLM': dict(
+    _SMALL,
+    model_type='qwen2_moe',
+    head_dim=6,
+    num_experts=3,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    shared_expert_intermediate_size=10,
+    mlp_only_layers=[0],
+  ),
+  'GptOssForCausalLM': dict(
+    _SMALL,
+    model_type='gpt_oss',
+    hidden_size=16,  # torch multiplies rows of whole 16 bytes there
+    intermediate_size=16,
+    num_local_experts=3,
+    num_experts_per_tok=2,
+  ),
 }
 
 

@@ -154,6 +154,41 @@ CASES = {
     logits_scaling=3.0,
   ),
   'glm4': transformers.Glm4Config(**SMALL, rms_norm_eps=0.01),
+  'glm4_moe': transformers.Glm4MoeConfig(
+    **SMALL | dict(num_hidden_layers=4),
+    attention_bias=True,
+    use_qk_norm=True,
+    n_routed_experts=6,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    n_shared_experts=2,
+    n_group=3,
+    topk_group=2,
+    routed_scaling_factor=1.5,
+    num_nextn_predict_layers=0,
+  ),
+  'qwen2_moe': transformers.Qwen2MoeConfig(
+    **SMALL | dict(head_dim=6),
+    num_experts=6,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    shared_expert_intermediate_size=20,
+    mlp_only_layers=[1],
+  ),
+  'gpt_oss': transformers.GptOssConfig(
+    **SMALL,
+    sliding_window=4,
+    num_local_experts=6,
+    num_experts_per_tok=2,
+    rope_parameters=dict(
+      rope_type='yarn',
+      rope_theta=50.0,
+      factor=4.0,
+      beta_fast=4.0,
+      original_max_position_embeddings=16,
+      truncate=False,
+    ),
+  ),
   'qwen3_vl': transformers.Qwen3VLConfig(
     text_config=dict(
       SMALL,
@@ -184,7 +219,7 @@ HALVED = ('llama', 'qwen3_moe')
 def randomize(model: torch.nn.Module) -> None:
   """Weights that make every part of a model count in its logits."""
   for name, weight in model.named_parameters():
-    if name.endswith('bias'):
+    if name.endswith(('bias', 'sinks')):
       torch.nn.init.normal_(weight, std=0.5)
     elif 'norm' in name:  # around what the fresh norm has, 1 or 0
       weight.data += 0.3 * torch.randn_like(weight)
@@ -192,6 +227,9 @@ def randomize(model: torch.nn.Module) -> None:
       torch.nn.init.normal_(weight, std=0.5)
     else:
       torch.nn.init.normal_(weight, std=1.5 * weight.shape[-1] ** -0.5)
+  for name, buffer in model.named_buffers():
+    if name.endswith('e_score_correction_bias'):
+      torch.nn.init.normal_(buffer, std=0.2)
 
 
 def logits(model, tokens: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

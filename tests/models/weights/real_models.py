@@ -277,6 +277,8 @@ COUNTS = {
   'Granite-3.3-8B': 8_170_864_640,
   'GLM-4-9B': 9_400_279_040,
   'Qwen3-VL-4B': 4_022_468_096,
+  'GLM-4.5-Air': 106_852_251_264,
+  'gpt-oss-20b': 20_914_757_184,
 }
 SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
 MODELS |= {
