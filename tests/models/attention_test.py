@@ -52,6 +52,19 @@ def test_a_query_that_sees_nothing_adds_nothing():
   np.testing.assert_array_equal(softmax.merge(nothing, nothing).output, 0)
 
 
+def test_a_sink_is_a_key_with_a_score_and_without_a_value():
+  query, key, value, visible = case()
+  sinks = jnp.array([0.4, -1.0, 2.0, 0.0])[: query.shape[2]]
+  partial = softmax.attend(query, key, value, visible)
+  found = softmax.drained(partial, sinks)
+  mass, sink = np.exp(partial.log_mass), np.exp(sinks)
+  expected = partial.output * (mass / (mass + sink[None, None]))[..., None]
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+  assert softmax.drained(partial, None) is partial.output
+  nothing = softmax.attend(query, key, value, jnp.zeros_like(visible))
+  np.testing.assert_array_equal(softmax.drained(nothing, sinks), 0)
+
+
 def test_gradients_stay_finite_where_nothing_is_visible():
   query, key, value, visible = case()
   visible = visible.at[0].set(False)

@@ -57,15 +57,21 @@ def qkv(rows, dtype=jnp.float32, heads=4, kv_heads=2, size=8):
   )
 
 
-def value_and_gradient(rows, implementation, window, cap=None):
+SINKS = jnp.array([-0.5, 2.0, 0.3, 1.0])
+
+
+def value_and_gradient(rows, implementation, window, cap=None, sinks=None):
   run = attention.over_layout(rows, implementation, interpret=True)
   used = (rows.segment > 0)[:, :, None, None]
 
-  def loss(*arrays):
-    output = jnp.where(used, run(*arrays, None, window, cap)[0], 0)
+  def loss(query, key, value, sinks):
+    more = {} if sinks is None else {'sinks': sinks}
+    found, _ = run(query, key, value, None, window, cap, **more)
+    output = jnp.where(used, found, 0)
     return jnp.sum(jnp.sin(output) * jnp.cos(output.shape[1] + output)), output
 
-  return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv(rows))
+  which = (0, 1, 2) if sinks is None else (0, 1, 2, 3)
+  return jax.jit(jax.grad(loss, which, has_aux=True))(*qkv(rows), sinks)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +105,27 @@ def test_rows_have_the_portable_value_and_gradient(
   got = value_and_gradient(ROWS[name], implementation, window)
   expected = value_and_gradient(ROWS[name], 'xla', window)
   tiny.assert_trees_close(got, expected, 2e-6)
+
+
+@pytest.mark.parametrize(
+  'name, implementation, window',
+  [
+    ('long', 'splash', None),
+    pytest.param('packed', 'splash', 3, marks=pytest.mark.long),
+    ('shared', 'splash', 3),  # which is left to the portable code
+    ('shared', 'cudnn', None),  # likewise
+  ],
+)
+def test_sinks_take_of_the_softmax_whatever_computes_it(
+  name, implementation, window
+):
+  got = value_and_gradient(ROWS[name], implementation, window, sinks=SINKS)
+  expected = value_and_gradient(ROWS[name], 'xla', window, sinks=SINKS)
+  tiny.assert_trees_close(got, expected, 2e-6)
+  (*_, of_sinks), output = expected
+  assert np.abs(of_sinks).min() > 1e-2
+  plain = value_and_gradient(ROWS[name], 'xla', window)[1]
+  assert np.abs(output - plain).max() > 0.1
 
 
 @pytest.mark.long

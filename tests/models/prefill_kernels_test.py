@@ -93,8 +93,8 @@ def test_each_device_does_its_own_prompts_and_heads():
 @pytest.mark.long
 @pytest.mark.parametrize(
   'changes',
-  [{}, {**tiny.FANCY, 'num_layers': 3}, tiny.FANCY],
-  ids=['plain', 'fancy', 'deep'],
+  [{}, {**tiny.FANCY, 'num_layers': 3}, tiny.FANCY, tiny.ROUTED],
+  ids=['plain', 'fancy', 'deep', 'sinks'],
 )
 def test_prefill_agrees_with_the_learner_whatever_computes_it(
   changes, monkeypatch
