@@ -145,7 +145,7 @@ class Experts:
       'more, and as many of them as have experts enough',
     )
     _require(
-      self.shared_width or not self.shared_gate,
+      self.shared_width > 0 or not self.shared_gate,
       'Experts has shared_gate=True and shared_width=0; give the width of what '
       'the gate is for, or no gate',
     )
@@ -410,12 +410,12 @@ class ModelConfig:
       f'num_heads={self.num_heads} is not a multiple of '
       f'num_kv_heads={heads}; change one of the two',
     )
-    size = (kind.head_dim or self.head_dim) * kind.rotated
+    size = kind.head_dim or self.head_dim
     _require(
-      size % 2 == 0,
-      f'{size:g} entries of a head are rotated (head_dim times the rotated '
-      'share of the layer), but rotary positions turn pairs of entries; give '
-      'an even number',
+      size * kind.rotated % 2 == 0,
+      f'head_dim={size} comes with a layer that rotates the share '
+      f'{kind.rotated:g} of a head, but rotary positions turn pairs of '
+      'entries; give sizes that make an even number',
     )
     scaling = self.rope_scaling if kind.rope_scaled else None
     yarn = scaling is not None and scaling.kind == 'yarn'

@@ -31,6 +31,7 @@ References:
 from collections.abc import Callable
 import functools
 import math
+from typing import Any
 from typing import NamedTuple
 
 from flax import nnx
@@ -190,13 +191,9 @@ class RoutedMLP(nnx.Module):
     probability, weight, chosen = route(
       x, self._whole('router'), experts, *vectors
     )
+    names = Kernels._fields if experts.biases else Kernels._fields[:3]
     kernels = Kernels(
-      *(
-        self._whole(name, x.dtype).astype(x.dtype)
-        if hasattr(self, name)
-        else None
-        for name in Kernels._fields
-      )
+      *(self._whole(name, x.dtype).astype(x.dtype) for name in names)
     )
     run = over_devices
     if sharding.on_shard():
@@ -301,25 +298,20 @@ def over_devices(
   shards = sharding.row_shards(mesh)
   rows = jax.P(sharding.ROW_AXES if x.shape[0] % shards == 0 else None)
   # What is split over `fsdp` is gathered, but only of this device's experts.
-  places = Kernels(
-    *(
-      None
-      if kernel is None
-      else sharding.gathered_spec(
-        mesh, kernel.shape, axes.names(('experts', name))
-      )
-      for name, kernel in kernels._asdict().items()
-    )
-  )
+  places: list[Any] = [
+    sharding.gathered_spec(mesh, kernel.shape, axes.names(('experts', name)))
+    for name, kernel in kernels._asdict().items()
+    if kernel is not None
+  ]
   mix = functools.partial(
     _mix_on_device,
     gated=gated,
-    parts=mesh.shape['expert'] if places.gate[0] is not None else 1,
+    parts=mesh.shape['expert'] if places[0][0] is not None else 1,
     exchanges=rows[0] is not None,
-    summed=places.gate[2] is not None,
+    summed=places[0][2] is not None,
   )
   return jax.shard_map(
-    mix, in_specs=(rows, rows, rows, places), out_specs=rows
+    mix, in_specs=(rows, rows, rows, Kernels(*places)), out_specs=rows
   )(x, weight, chosen, kernels)
 
 
@@ -353,16 +345,13 @@ def on_shard(
   split = kernels.gate.shape[2] % mesh.shape['tensor'] == 0
   if mesh.shape['tensor'] == 1 or not split:
     return mix(*arrays)
-  inward = jax.P(None, None, 'tensor')
-  places = Kernels(
-    inward, inward, jax.P(None, 'tensor'),
-    jax.P(None, 'tensor'), jax.P(None, 'tensor'), jax.P(),
-  )  # fmt: skip
-  if kernels.gate_bias is None:
-    places = Kernels(*places[:3])
+  inward, hidden = jax.P(None, None, 'tensor'), jax.P(None, 'tensor')
+  places: list[Any] = [inward, inward, hidden]
+  if kernels.gate_bias is not None:
+    places += [hidden, hidden, jax.P()]
   return jax.shard_map(
     functools.partial(mix, summed=True),
-    in_specs=(*(jax.P(),) * 3, places),
+    in_specs=(*(jax.P(),) * 3, Kernels(*places)),
     out_specs=jax.P(),
     axis_names={'tensor'},
     check_vma=False,
@@ -452,7 +441,8 @@ def mixture(
   # What pieces keep for the backward pass would be kept for all of them.
   @jax.checkpoint
   def one_piece(piece):
-    return mix(*piece, jax.tree.map(lambda one: one.astype(x.dtype), wide))
+    narrow = jax.tree.map(lambda one: one.astype(x.dtype), wide)
+    return mix(piece[0], piece[1], piece[2], narrow)
 
   inputs = tuple(
     one.reshape(cuts, -1, *one.shape[1:]) for one in (tokens, weight, here)

@@ -26,6 +26,21 @@ pytestmark = pytest.mark.quick
       "'mlp/\\*' matches no weight of attention",
     ),
     (dict(head_dim=7), 'head_dim=7'),
+    (dict(pattern=(models.LayerKind(head_dim=6, rotated=0.5),)), 'head_dim=6'),
+    (
+      dict(pattern=(models.LayerKind(num_kv_heads=3),)),
+      'multiple of num_kv_heads=3',
+    ),
+    (dict(qk_norm_joint=True), 'qk_norm=False'),
+    (dict(activation='relu'), "'clamped_swiglu'"),
+    (dict(attention='cudnn', compute_dtype='bfloat16', sinks=True), 'sinks'),
+    (
+      dict(
+        rope_scaling=models.RopeScaling('yarn', 4.0, 64),
+        pattern=(models.LayerKind(rotated=0.5),),
+      ),
+      'YaRN scales whole queries',
+    ),
     (dict(compute_dtype='float16'), "compute_dtype='float16'"),
     (dict(residual_dtype='bfloat16'), "residual_dtype='bfloat16'"),
   ],
@@ -47,3 +62,26 @@ def test_a_token_is_given_to_at_least_one_expert_and_at_most_all(per_token):
 def test_a_window_without_tokens_is_refused(tokens):
   with pytest.raises(ValueError, match=f'window_tokens={tokens}; give 1 or'):
     models.LayerKind(window_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+  'changes, said',
+  [
+    (dict(scores='top'), "scores='top'"),
+    (dict(groups=4), 'groups=4'),
+    (dict(groups=3, groups_per_token=4), 'groups_per_token=4'),
+    (dict(groups=6), 'groups of 1'),
+    (dict(groups=3, per_token=3), 'per_token=3'),
+    (dict(shared_gate=True), 'shared_width=0'),
+  ],
+)
+def test_impossible_routers_are_refused(changes, said):
+  with pytest.raises(ValueError, match=said) as refused:
+    models.Experts(**{**dict(number=6, per_token=2, width=8), **changes})
+  assert str(refused.value).endswith('.')
+
+
+@pytest.mark.parametrize('rotated', [-0.5, 1.5])
+def test_a_share_is_from_0_to_1(rotated):
+  with pytest.raises(ValueError, match=f'rotated={rotated}; give a share'):
+    models.LayerKind(rotated=rotated)

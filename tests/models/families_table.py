@@ -1,6 +1,6 @@
 """How far each family is from transformers, and where it runs.
 
-`python -m tests.models.families_table` measures all rows and writes
+`python -m tests.models.families_table [NAME ...]` measures rows, and writes
 `families_table.json`, of which the table in grpo_jax/models/README.md is made.
 Errors are relative to the largest logit, or to the largest entry of a gradient.
 """
@@ -9,6 +9,7 @@ import functools
 import json
 import pathlib
 import runpy
+import sys
 from typing import Any
 
 import jax
@@ -150,8 +151,13 @@ def golden_architecture(case: str) -> str:
 
 
 def main() -> None:
-  """Writes the file."""
-  found = {case: measured(case) for case, *_ in ROWS.values()}
+  """Writes the file; only the rows that are named, if any are."""
+  there = json.loads(FILE.read_text())
+  named = sys.argv[1:]
+  found = {
+    case: there[case] if named and case not in named else measured(case)
+    for case, *_ in ROWS.values()
+  }
   FILE.write_text(json.dumps(found, indent=1) + '\n')
 
 

@@ -6,6 +6,7 @@ The models are the golden ones, whose logits are those of transformers; see
 
 import json
 
+import numpy as np
 import pytest
 
 from grpo_jax.models.weights import families
@@ -46,6 +47,18 @@ def test_the_sampler_draws_by_the_probabilities_of_the_learner(name):
 def test_one_gradient_on_one_device_and_on_eight(name):
   for error in meshed.errors(*found(name)):
     assert error < 2e-5
+
+
+def test_the_correction_of_a_choice_gets_no_gradient_and_does_not_decay():
+  model, params = found('routed')
+  grads = meshed.differentiated(model, params, {'data': 1}).grads
+  experts = grads['blocks'][1]['experts']
+  assert not np.any(experts['correction_bias'])
+  for name in ('router', 'router_bias', 'gate_bias', 'up_bias', 'down_bias'):
+    assert np.any(experts[name]), name
+  assert np.all(grads['blocks'][0]['attention']['sinks'])
+  for path in ('experts', 'correction_bias'), ('attention', 'sinks'):
+    assert not model.decays(('blocks', '1', *path))
 
 
 def test_every_family_has_a_row_with_small_errors():

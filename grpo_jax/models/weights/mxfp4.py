@@ -99,7 +99,8 @@ def _paired(tensors: Mapping[str, Stored]) -> Any:
     meant = name.removesuffix(_BLOCKS)
     scales = tensors.get(meant + _SCALES)
     found = None if scales is None else scales.shape
-    if found != stored.shape[:-1] or stored.shape[-1] * 2 != _BLOCK:
+    fits = found == stored.shape[:-1] and stored.shape[-1] * 2 == _BLOCK
+    if scales is None or not fits:
       raise ValueError(
         f'{name} has the shape {stored.shape} and {meant + _SCALES} '
         f'{found}, but blocks of 16 bytes with one scale each are needed; copy '

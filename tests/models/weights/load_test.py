@@ -273,6 +273,19 @@ def test_what_is_no_model(folder, tmp_path):
     weights.source(tmp_path / 'notes.txt')
 
 
+def test_layers_behind_the_last_are_left_out(folder):
+  """Which draw several tokens at once, and are no part of the model."""
+  source = folder('glm4_moe')
+  described = json.loads((source / 'config.json').read_text())
+  layers = described['num_hidden_layers']
+  name = f'model.layers.{layers}.eh_proj.weight'
+  change(source, lambda x: x.update({name: np.ones((2, 2), np.float32)}))
+  assert f'has no place for ({name})' in refusal(source)
+  described['num_nextn_predict_layers'] = 1
+  (source / 'config.json').write_text(json.dumps(described))
+  golden.assert_same_trees(load(source), golden.golden('glm4_moe').params)
+
+
 def test_a_tensor_of_several_has_the_rows_of_all(folder):
   source = folder('phi3')
   name = 'model.layers.1.self_attn.qkv_proj.weight'
