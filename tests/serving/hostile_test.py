@@ -26,6 +26,7 @@ from grpo_jax.serving import agents
 from tests.serving import hostile_agents
 
 SCRIPT = str(pathlib.Path(hostile_agents.__file__).resolve())
+MINE = f'of-{os.getpid()}'  # other processes of the suite play some too
 TURNS = 12
 EXAMPLE = {
   'mebibytes': 64, 'turns': TURNS, 'printed': 'nan', 'secs': 1.5,
@@ -35,7 +36,7 @@ TOO_LATE = r'time limit: more than 1 s of its own'
 
 
 def hostile(name, **options):
-  command = shlex.join([sys.executable, '-S', '-E', SCRIPT, name])
+  command = shlex.join([sys.executable, '-S', '-E', SCRIPT, name, MINE])
   return agents.PLAY, {'command': command, **options}
 
 
@@ -119,8 +120,8 @@ def left():
     try:
       words = (one / 'cmdline').read_bytes().split(b'\0')
       # What has ended and waits for its parent has no words.
-      if SCRIPT.encode() in words:
-        found.append((int(one.name), words[-2].decode()))
+      if SCRIPT.encode() in words and MINE.encode() in words:
+        found.append((int(one.name), words[-3].decode()))
     except OSError:
       pass
   return found
