@@ -51,6 +51,38 @@ def test_of_experts_those_count_that_a_token_is_given_to():
   np.testing.assert_allclose(more, 2 * 256 * 40)
 
 
+def test_layers_of_several_sizes_count_as_they_are():
+  """Each against a model of its kind alone."""
+  kinds = (
+    models.LayerKind(head_dim=32, mlp_width=128),
+    models.LayerKind(num_kv_heads=1, window_tokens=4),
+  )
+  uneven = models.ModelConfig(**CONFIG, pattern=kinds)
+  first = models.ModelConfig(**CONFIG | dict(head_dim=32, mlp_width=128))
+  second = models.ModelConfig(
+    **CONFIG, num_kv_heads=1, pattern=(models.LayerKind(window_tokens=4),)
+  )
+  at = models.flops_per_token
+  np.testing.assert_allclose(at(uneven, 9), (at(first, 9) + at(second, 9)) / 2)
+  kept = models.bytes_per_token(uneven)
+  alone = map(models.bytes_per_token, (first, second))
+  np.testing.assert_allclose(kept, sum(alone) / 2)
+
+
+def test_what_every_token_passes_counts_for_all():
+  kinds = (models.LayerKind(experts=True),)
+  both = [
+    models.ModelConfig(
+      **CONFIG,
+      pattern=kinds,
+      experts=models.Experts(8, 2, 64, shared_width=shared),
+    )
+    for shared in (0, 96)
+  ]
+  less, more = (models.flops_per_token(one, 8) for one in both)
+  np.testing.assert_allclose(more - less, 2 * 2 * 3 * 256 * 96)
+
+
 def test_windows_bound_the_context():
   window = (models.LayerKind(window_tokens=8), models.LayerKind())
   plain = models.ModelConfig(**CONFIG)

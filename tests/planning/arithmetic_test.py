@@ -1,6 +1,7 @@
 """Arithmetic beside what is there: arrays, layouts, compiled programs."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
 from tests import drawing
 from tests import runs
+from tests import tiny
 from tests.planning import record
 
 # Wide enough that attention is a small part of the work.
@@ -104,6 +106,24 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   )
   caches = rows.prompt_cache, rows.cache
   assert counted.cache == arithmetic.on_device(caches)
+
+
+@pytest.mark.quick
+def test_layers_of_several_sizes_have_caches_of_theirs():
+  """By hand: 12 entries of 2 heads; 1 head of 8 and 4 places; 4 heads of 6."""
+  model = dataclasses.replace(tiny.CONFIG, **tiny.UNEVEN)
+  made = types.SimpleNamespace(
+    model=model,
+    sampling_mesh=sharding.make_mesh(tensor=2),
+    prompt_tokens=7,
+    schedule=types.SimpleNamespace(shards=3),
+    _compute=4,
+  )
+  found = arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+  whole, local = 24 * 10 + 6 * 7, 24 * 4 + 6 * 4
+  # One head is not split over two devices; the others are.
+  places = 2 * whole * (2 // 2) * 12, 2 * local * 1 * 8, whole * (4 // 2) * 6
+  assert found == 2 * 4 * sum(places) / 3
 
 
 # An environment whose turns are drawn when they are asked for.
