@@ -323,34 +323,46 @@ def save_adapter(
     )
   if jax.process_index():
     return
-  targets = _targets(list(ranks), config, row)
-  # A target may be the end of a module's name.
-  several = {
-    target: rank // config.lora.rank
-    for target in targets
-    for module, rank in ranks.items()
-    if module.endswith(target) and rank != config.lora.rank
-  }
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   safetensors.write_file(folder / FILE, tensors, arrays, dtype)
-  described = {
+  targets = _targets(list(ranks), config, row)
+  described = _described_adapter(config.lora, targets, ranks)
+  named = {'base_model_name_or_path': base, 'revision': revision}
+  text = json.dumps({**described, **named}, indent=2) + '\n'
+  (folder / 'adapter_config.json').write_text(text)
+
+
+def _described_adapter(
+  low_rank: LowRank, targets: list[str], ranks: Mapping[str, int]
+) -> dict[str, Any]:
+  """The content of `adapter_config.json`, but for what is adapted.
+
+  Args:
+    low_rank: The adapters.
+    targets: Names of modules, or the ends of their names.
+    ranks: Of each module.
+  """
+  rank, alpha = low_rank.rank, low_rank.alpha
+  several = {
+    target: number // rank
+    for target in targets
+    for module, number in ranks.items()
+    if module.endswith(target) and number != rank
+  }
+  return {
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
-    'base_model_name_or_path': base,
-    'revision': revision,
-    'r': config.lora.rank,
-    'lora_alpha': config.lora.alpha,
-    'rank_pattern': {t: config.lora.rank * n for t, n in several.items()},
-    'alpha_pattern': {t: config.lora.alpha * n for t, n in several.items()},
+    'r': rank,
+    'lora_alpha': alpha,
+    'rank_pattern': {name: rank * n for name, n in several.items()},
+    'alpha_pattern': {name: alpha * n for name, n in several.items()},
     'lora_dropout': 0.0,
     'bias': 'none',
     'fan_in_fan_out': False,
     'inference_mode': True,
     'target_modules': targets,
   }
-  text = json.dumps(described, indent=2) + '\n'
-  (folder / 'adapter_config.json').write_text(text)
 
 
 def _refuse_unread(config: ModelConfig) -> None:
