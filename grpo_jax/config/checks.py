@@ -222,16 +222,22 @@ def checks(config: Any):
     'MLFLOW_TRACKING_PASSWORD',
   )
   yield from _checks_of_fields(learner.fields)
-  yield (
-    sampler.prompts % learner.batches == 0,
-    f'learner.batches={learner.batches} with sampler.prompts='
-    f'{sampler.prompts}; give a number that divides the prompts',
-  )
+  yield from _checks_of_learner(config)
   yield from _checks_of_windows(config.model)
   yield from _checks_of_sources(config.data)
   yield from _checks_of_prompts(config)
   yield from _checks_of_sampler(sampler)
   yield from _checks_of_widths(config)
+
+
+def _checks_of_learner(config: Any):
+  """As `checks`, of the learner beside the sampler."""
+  sampler, learner = config.sampler, config.learner
+  yield (
+    sampler.prompts % learner.batches == 0,
+    f'learner.batches={learner.batches} with sampler.prompts='
+    f'{sampler.prompts}; give a number that divides the prompts',
+  )
   filtered = (
     sampler.top_k or sampler.top_p < 1 or sampler.min_p or sampler.min_tokens
   )

@@ -11,6 +11,7 @@ them run. Several processes tell each other all calls; see `meeting`.
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -176,20 +177,17 @@ def play(
   Returns:
     The ids of the prompt of each record's group; and [P][G] episodes.
   """
-  keys = random_keys.folded(seed, purpose, rollout, index, range(group))
-  name, when = 'environment', rollout
-  if purpose != 'sample':
-    name, when = f'environment, {purpose}', 0
-  starts = random_keys.folded(seed, name, when, index, range(group))[..., 0]
   own = hosts.players(len(records)) == hosts.rank
-  live = {}
-  for p, g in np.ndindex(len(records), group):
-    if own[p]:
-      start = int(starts[p, 0 if alike else g])
-      name = environments[int(p)] if environments else ''
-      begin = events.Begin(p * group + g, records[p], start, name)
-      live[begin.episode] = _Live(Transcript(keys[p, g]), begin)
-      player.begin(begin)
+  names = list(environments) or [''] * len(records)
+  live = {
+    number: one
+    for number, one in _beginnings(
+      records, index, group, seed, rollout, purpose, alike, names
+    )
+    if own[number // group]
+  }
+  for one in live.values():
+    player.begin(one.begin)
   asking = _Asking(
     live, tokenizer, player, call_format, limits, renders, untrusted
   )
@@ -209,6 +207,28 @@ def play(
     _grouped, live, group, sampling, limits.prompt_tokens
   )
   return _known_to_all(grouped, hosts)
+
+
+def _beginnings(
+  records: Sequence[Mapping[str, Any]],
+  index: Sequence[int],
+  group: int,
+  seed: int,
+  rollout: int,
+  purpose: str,
+  alike: bool,
+  environments: Sequence[str],
+) -> Iterator[tuple[int, '_Live']]:
+  """Every episode by its number, before it has begun; see `play`."""
+  keys = random_keys.folded(seed, purpose, rollout, index, range(group))
+  name, when = 'environment', rollout
+  if purpose != 'sample':
+    name, when = f'environment, {purpose}', 0
+  starts = random_keys.folded(seed, name, when, index, range(group))[..., 0]
+  for p, g in np.ndindex(len(records), group):
+    number, start = p * group + g, int(starts[p, 0 if alike else g])
+    begin = events.Begin(number, records[p], start, environments[int(p)])
+    yield number, _Live(Transcript(keys[p, g]), begin)
 
 
 class _Asking:
