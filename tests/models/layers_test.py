@@ -36,6 +36,15 @@ def test_the_gate_of_an_mlp_has_its_activation(activation):
   np.testing.assert_allclose(found, activation(x) * x, atol=2e-6)
 
 
+def test_the_gate_of_gpt_oss_is_clamped():
+  """The gate from above, the other factor on both sides, which has 1 added."""
+  gate, up = np.meshgrid(np.float32([-12, -7.5, -1, 2, 7.5, 12]), [-9, -3, 8.5])
+  g, u = np.minimum(gate, 7), np.minimum(np.maximum(up, -7), 7)
+  expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
+  found = layers.GATES['clamped_swiglu'](jnp.array(gate), jnp.array(up))
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_norm_divides_by_the_root_of_the_mean_square_and_scales():
   rng = np.random.default_rng(0)
   x, scale = rng.normal(size=(2, 3, 5)), rng.normal(size=5)

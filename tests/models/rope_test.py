@@ -49,6 +49,15 @@ def test_the_rest_of_a_head_is_not_turned_and_frequencies_are_of_the_share():
   np.testing.assert_array_equal(still, x)
 
 
+def test_a_layer_has_the_frequencies_and_the_scale_of_its_own_size():
+  config = models.ModelConfig(8, head_dim=16, rope_base=10_000.0)
+  kind = models.LayerKind(head_dim=8, attention_scale=0.7)
+  found = layers.frequencies(config, kind)
+  np.testing.assert_allclose(found, [1, 0.1, 0.01, 0.001], rtol=1e-6)
+  scale = layers.query_scale(config, kind, POSITION)
+  np.testing.assert_allclose(scale, 0.7 * 8**0.5)
+
+
 def test_queries_grow_with_the_logarithm_of_their_position():
   grown = models.RopeScaling('yarn', 4.0, 64, 1.0, query_growth=0.5)
   config = models.ModelConfig(8, head_dim=16, rope_scaling=grown)
