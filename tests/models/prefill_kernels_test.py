@@ -35,11 +35,11 @@ def qkv(dtype=jnp.float32, heads=4, kv_heads=2, size=8, width=WIDTH):
   )
 
 
-def run(implementation, arrays, window, cap=None, mesh=None):
+def run(implementation, arrays, window, cap=None, mesh=None, **sinks):
   def call(*arrays):
     with sharding.use(mesh):
       attend = attention.over_prompts(LENGTH, implementation, interpret=True)
-      output, cache = attend(*arrays, None, window, cap)
+      output, cache = attend(*arrays, None, window, cap, **sinks)
       # The caches lie in different orders.
       axes = attention.cache_axes(implementation).positions
       return output, [*map(jnp.moveaxis, cache, axes, (1, 1))]
@@ -68,6 +68,17 @@ def test_prompts_have_the_portable_output_and_cache(
   assert np.all(np.isfinite(got))
   for x, y in zip(got_cache, expected_cache, strict=True):
     np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize('implementation', ['splash', 'cudnn'])
+def test_prompts_lose_to_sinks_whatever_computes_them(implementation):
+  sinks = jnp.array([-0.5, 2.0, 0.3, 1.0])
+  got, _ = run(implementation, qkv(), 3, sinks=sinks)
+  expected, _ = run('xla', qkv(), 3, sinks=sinks)
+  plain, _ = run('xla', qkv(), 3)
+  inside = np.arange(WIDTH)[None] < LENGTH[:, None]
+  np.testing.assert_allclose(got[inside], expected[inside], atol=2e-6)
+  assert np.abs(plain - expected)[inside].max() > 0.1
 
 
 @pytest.mark.parametrize('implementation', ['splash', 'cudnn'])
