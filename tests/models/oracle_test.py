@@ -96,6 +96,10 @@ FAMILIES = {
       shared_width=12,
     ),
   ),
+  'sigmoids as they are': dict(
+    pattern=(Kind(experts=True),),
+    experts=models.Experts(6, 2, 20, normalized=False, scores='sigmoid'),
+  ),
   'qwen 2 with experts': dict(
     qkv_bias=True,
     pattern=(Kind(experts=True),),
