@@ -98,7 +98,9 @@ FAMILIES = {
   ),
   'sigmoids as they are': dict(
     pattern=(Kind(experts=True),),
-    experts=models.Experts(6, 2, 20, normalized=False, scores='sigmoid'),
+    experts=models.Experts(
+      6, 2, 20, normalized=False, scores='sigmoid', corrected=True
+    ),
   ),
   'qwen 2 with experts': dict(
     qkv_bias=True,
