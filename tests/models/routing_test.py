@@ -55,6 +55,20 @@ def test_the_order_of_experts_does_not_count_and_their_choice_does():
   )
 
 
+def test_scores_of_sigmoids_are_shares_in_the_statistics():
+  """As those of a softmax are, so that balance means the same of both."""
+  rng = np.random.default_rng(0)
+  x, router = rng.normal(size=(1, 5, 3)), rng.normal(size=(3, 8))
+  experts = models.Experts(8, 2, 12, scores='sigmoid')
+  shares, weight, _ = experts_lib.route(
+    jnp.array(x), jnp.array(router), experts
+  )
+  score = 1 / (1 + np.exp(-x @ router))
+  expected = score / score.sum(-1, keepdims=True)
+  np.testing.assert_allclose(shares, expected, rtol=1e-5)
+  np.testing.assert_allclose(weight.sum(-1), 1, rtol=1e-5)
+
+
 def test_of_a_single_expert_nobody_can_choose_another():
   shape = config(number=1, per_token=1)
   one = code(shape, np.zeros((4, 5, 1), int))
