@@ -72,6 +72,8 @@ def test_nobody_waits_for_a_slow_reward_and_a_full_disk_is_survived(
 ):
   """Judged in workers; no checkpoint can be written until the signal comes."""
   monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
+  # Python would write a part of a module that it compiles; see `small_files`.
+  monkeypatch.setenv('PYTHONDONTWRITEBYTECODE', '1')
   process = popen(
     'train',
     *LONG,

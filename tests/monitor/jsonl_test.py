@@ -3,13 +3,13 @@
 import errno
 import json
 import pathlib
-import resource
 import tracemalloc
 
 import numpy as np
 import pytest
 
 from grpo_jax.monitor import jsonl
+from tests import small_files
 
 HALF = b'{"step": 4, "elapsed_secs": 9.0, "rew'
 
@@ -350,12 +350,8 @@ def test_a_half_line_that_cannot_be_cut_at_once_is_cut_later(
 def test_the_limit_of_a_real_file_system(path, warnings):
   """The kernel writes what fits of a line and refuses the rest."""
   lines = write(path, warnings, range(2))
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
-  try:
+  with small_files.limited(path.stat().st_size + 10):
     lines.write(2, {'reward': 0.5})
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   assert steps_of(path) == [0, 1] and len(warnings) == 1
   lines.write(3, {'reward': 0.75})
   assert steps_of(path) == [0, 1, 2, 3]

@@ -1,6 +1,5 @@
 """Event files, read back record by record."""
 
-import resource
 import struct
 
 import pytest
@@ -8,6 +7,7 @@ from tensorboardX.proto import event_pb2
 
 from grpo_jax import monitor
 from grpo_jax.monitor import dashboards
+from tests import small_files
 
 
 def events_of(directory):
@@ -74,14 +74,10 @@ def test_after_a_failed_write_another_file_is_begun(tmp_path):
   board = dashboards.TensorBoard(tmp_path, 0)
   board.write(1, {'reward': 0.25})
   (path,) = tmp_path.iterdir()
-  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
-  try:
+  with small_files.limited(path.stat().st_size + 10):
     for step in (2, 3):
       with pytest.raises(OSError):
         board.write(step, {f'reward/{n}': 0.5 for n in range(20)})
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   board.write(4, {'reward': 0.75})
   assert scalars_of(tmp_path) == {(1, 'reward'): 0.25, (4, 'reward'): 0.75}
   board.close()

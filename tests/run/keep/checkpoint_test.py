@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import time
 import types
@@ -20,6 +19,7 @@ from grpo_jax.run.keep import checkpoint
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import host_memory
 from grpo_jax.run.keep.checkpoint import Checkpoints
+from tests import small_files
 from tests.chosen import chosen
 
 pytestmark = pytest.mark.quick
@@ -472,9 +472,7 @@ def test_a_full_disk_is_counted_and_tried_again(opened):
   with open_again() as saves:
     assert (saves.failed, saves.owed) == (0, False)
     save_some(saves)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
-    try:
+    with small_files.limited(1 << 16):
       saves.save(4, state_of(4), {})
       saves.wait()
       assert (saves.failed, saves.owed) == (1, True)
@@ -482,8 +480,6 @@ def test_a_full_disk_is_counted_and_tried_again(opened):
       saves.check()
       saves.wait()
       assert (saves.failed, saves.owed) == (2, True)
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(said) == 2 and 'tries again' in said[0]
     saves.save(6, state_of(6), {'position': 6})
     saves.wait()
