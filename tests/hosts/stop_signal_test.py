@@ -62,6 +62,13 @@ def small_disk():
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))
 
 
+def on_small_disk(monkeypatch, *arguments):
+  """Trains there."""
+  # Python would write a part of a module that it compiles; see `small_files`.
+  monkeypatch.setenv('PYTHONDONTWRITEBYTECODE', '1')
+  return popen('train', *arguments, preexec_fn=small_disk)
+
+
 def grow_disk(process):
   _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -72,14 +79,11 @@ def test_nobody_waits_for_a_slow_reward_and_a_full_disk_is_survived(
 ):
   """Judged in workers; no checkpoint can be written until the signal comes."""
   monkeypatch.setenv('JUDGING', str(tmp_path / 'judging'))
-  # Python would write a part of a module that it compiles; see `small_files`.
-  monkeypatch.setenv('PYTHONDONTWRITEBYTECODE', '1')
-  process = popen(
-    'train',
+  process = on_small_disk(
+    monkeypatch,
     *LONG,
     *slow_judge('slow_late', 'workers'),
     f'--workdir={tmp_path}',
-    preexec_fn=small_disk,
   )
   wait_until((tmp_path / 'judging').exists, process)
   assert not runs.checkpoints(tmp_path)
@@ -155,11 +159,9 @@ def test_a_signal_in_a_finalizer_is_sent_again(number, capsys):
 
 
 @pytest.mark.long
-def test_a_run_survives_a_full_disk(tmp_path):
+def test_a_run_survives_a_full_disk(tmp_path, monkeypatch):
   """For a while; the run goes on, and tries again."""
-  process = popen(
-    'train', *LONG, f'--workdir={tmp_path}', preexec_fn=small_disk
-  )
+  process = on_small_disk(monkeypatch, *LONG, f'--workdir={tmp_path}')
   wait_for(tmp_path, 5, process)
   assert not runs.checkpoints(tmp_path)
   grow_disk(process)
