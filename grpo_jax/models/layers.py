@@ -268,13 +268,14 @@ class Projections(nnx.Module):
     """`x` times a weight, with its adapter; see `project`."""
 
     def weight(name):
-      parameter = getattr(self, name)
-      if isinstance(parameter, quantized.Weight):
-        return parameter.whole(name, x.dtype)
-      width = self.config.width
-      return axes_lib.gather(parameter[...], (name,), width, x.dtype)
+      parameter = getattr(self, name)[...]
+      return axes_lib.gather(parameter, (name,), self.config.width, x.dtype)
 
-    product = project(x, weight(name), axes)
+    frozen = getattr(self, name)
+    if isinstance(frozen, quantized.Weight):
+      product = project(*frozen.beside(x, name), axes)
+    else:
+      product = project(x, weight(name), axes)
     if not hasattr(self, name + '_a'):
       return product
     assert self.config.lora is not None

@@ -21,6 +21,7 @@ from typing import Any
 
 from flax import nnx
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax.config import importing
@@ -125,21 +126,24 @@ class Weight(nnx.Module):
     # A shard has a part of them.
     self.shapes = stored['codes'].shape, stored['scales'].shape
 
-  def whole(self, name: str, dtype: Any) -> Array:
-    """The weight in a dtype, whole over `fsdp`.
+  def beside(self, x: Array, name: str) -> tuple[Array, Array]:
+    """What the weight multiplies, and the weight in its dtype.
 
     Shards send codes, which are fewer bytes than what they stand for.
 
     Args:
+      x: f[...]; it is returned as it is.
       name: Of the weight, as `axes.names` has it.
-      dtype: Of the result.
     """
     place = axes.names((name,)).index('width')
     codes, scales = (
-      axes.gather(x[...], (name,), shape[place], None)
-      for x, shape in zip((self.codes, self.scales), self.shapes, strict=True)
+      axes.gather(part[...], (name,), shape[place], None)
+      for part, shape in zip((self.codes, self.scales), self.shapes)
     )
-    return dequantize(codes, scales, dtype)
+    # Nothing of the weight is computed before x is. In a loop over tokens, the
+    # compiler would else dequantise the weights of all layers in front of it.
+    x, codes, scales = lax.optimization_barrier((x, codes, scales))
+    return x, dequantize(codes, scales, x.dtype)
 
 
 def _qwix() -> Any:
