@@ -25,6 +25,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from grpo_jax.config import importing
+from grpo_jax.mesh import sharding
 from grpo_jax.models import axes
 
 Array = jax.Array
@@ -140,10 +141,22 @@ class Weight(nnx.Module):
       axes.gather(part[...], (name,), shape[place], None)
       for part, shape in zip((self.codes, self.scales), self.shapes)
     )
-    # Nothing of the weight is computed before x is. In a loop over tokens, the
-    # compiler would else dequantise the weights of all layers in front of it.
-    x, codes, scales = lax.optimization_barrier((x, codes, scales))
+    x, codes = _after(x, codes)
     return x, dequantize(codes, scales, x.dtype)
+
+
+def _after(x: Array, codes: Array) -> tuple[Array, Array]:
+  """The same arrays, of which the codes are not known before x is.
+
+  In front of a loop over tokens, the compiler would else dequantise the weights
+  of all layers, and keep them.
+  """
+  if sharding.platform() != 'cpu':
+    return lax.optimization_barrier((x, codes))
+  # There the compiler takes barriers away first. No number has 64 bits set.
+  entry = lax.stop_gradient(x[(0,) * x.ndim]).astype(jnp.float32)
+  bits = lax.bitcast_convert_type(entry, jnp.uint32)
+  return x, codes | (lax.population_count(bits) >> 6).astype(codes.dtype)
 
 
 def _qwix() -> Any:
