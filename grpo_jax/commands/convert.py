@@ -107,3 +107,9 @@ def show(done: export.Written) -> None:
     f'{done.folder}: {what}, {done.parameters:,} parameters, '
     f'{done.nbytes / 1e9:,.3g} GB{learned}'
   )
+  if done.dequantized:
+    printing.say(
+      f'The adapters were trained beside weights in {done.dequantized}, and '
+      'are added to what these stand for; --adapter writes them alone, for '
+      'other weights.'
+    )

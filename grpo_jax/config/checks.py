@@ -132,7 +132,7 @@ _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 
 # Allowed values of each of these fields.
 _KNOWN = {
-  'lora.base_dtype': ('float32', 'bfloat16'),
+  'lora.base_dtype': ('float32', 'bfloat16', 'int8', 'nf4'),
   'export.dtype': ('float32', 'bfloat16'),
   'model.remat': ('none', 'layer', 'attention', 'offload'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
@@ -204,6 +204,12 @@ def checks(config: Any):
     not config.lora.rank or len(config.lora.targets) > 0,
     f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
     "nothing to train; give patterns, such as ('attention/*',)",
+  )
+  base = config.lora.base_dtype
+  yield (
+    config.lora.rank > 0 or base not in ('int8', 'nf4'),
+    f"lora.base_dtype='{base}' with lora.rank=0, which trains the weights "
+    "themselves; give lora.rank, or 'float32'",
   )
   yield (
     0 < config.reference.refresh_weight <= 1,

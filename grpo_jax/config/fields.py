@@ -140,7 +140,9 @@ class Lora:
   base_dtype: str = field(
     'float32',
     "Dtype of the weights beside the adapters: 'float32', or 'bfloat16' for "
-    'half the memory, to which weights of more digits are rounded.',
+    'half the memory, to which weights of more digits are rounded. Or what '
+    "the package qwix quantises the matrices of layers to: 'int8', or 'nf4' "
+    "of 4 bits (QLoRA); embedding and output layer are 'bfloat16' then.",
   )
 
 

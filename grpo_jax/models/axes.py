@@ -40,6 +40,8 @@ _EXPERT_AXES = {
   'up_bias': ('experts', 'mlp'),
   'down_bias': ('experts', 'width'),
 }
+QUANTIZED = 'codes', 'scales'
+"""Parts of a weight, which have its axes; see `quantized`."""
 
 
 class MatrixAxes(NamedTuple):
@@ -66,7 +68,7 @@ def names(path: tuple[str, ...]) -> tuple[str | None, ...]:
     path: Where the parameter is in the tree of `Transformer.init`, or the last
       part of that: the experts of a layer need `'experts'` before their name.
   """
-  name = path[-1]
+  name = path[-2] if path[-1] in QUANTIZED else path[-1]
   if 'experts' in path[:-1]:
     return _EXPERT_AXES[name]
   if not lora.trains((name,)):
@@ -119,6 +121,8 @@ def gather(
     The parameter in its own dtype, and `x` itself if nothing is missing.
   """
   axes = names(path)
+  if path[-1] in QUANTIZED:  # `quantized.Weight` gathers them
+    return x
   if 'width' not in axes or x.shape[axes.index('width')] == width:
     return x
   spec = shards.spec_of(x.shape, axes)

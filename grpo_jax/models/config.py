@@ -160,11 +160,14 @@ class LowRank:
     alpha: The product of A and B is multiplied by `alpha / rank`.
     targets: Patterns of the weights that get an adapter, with `*` for any
       text, among `LowRank.NAMES`.
+    quantized: How the weights of `LowRank.NAMES` are kept, `'int8'` or `'nf4'`;
+      None: as floating-point numbers.
   """
 
   rank: int
   alpha: float
   targets: tuple[str, ...] = ('*',)
+  quantized: str | None = None
 
   NAMES: ClassVar[tuple[str, ...]] = (
     'attention/query',
@@ -175,9 +178,15 @@ class LowRank:
     'mlp/up',
     'mlp/down',
   )
+  QUANTIZED: ClassVar[tuple[str, ...]] = 'int8', 'nf4'
 
   def __post_init__(self):
     _require(self.rank > 0, f'LowRank has rank={self.rank}; give 1 or more')
+    _require(
+      self.quantized is None or self.quantized in self.QUANTIZED,
+      f'LowRank has quantized={self.quantized!r}; give one of '
+      f'{", ".join(self.QUANTIZED)}, or None',
+    )
     for target in self.targets:
       _require(
         any(fnmatch.fnmatchcase(name, target) for name in self.NAMES),
@@ -349,6 +358,12 @@ class ModelConfig:
       (self.experts is not None) == any(kind.experts for kind in self.pattern),
       'either experts are described and no layer kind has them, or a kind has '
       'experts that are not described; give both, or neither',
+    )
+    _require(
+      self.experts is None or self.lora is None or not self.lora.quantized,
+      f'the model has experts, and {self.lora and self.lora.quantized} (in a '
+      "run, lora.base_dtype) is for matrices of layers without; give 'bfloat16'"
+      ' instead',
     )
     if self.lora is not None and all(kind.experts for kind in self.pattern):
       for target in self.lora.targets:

@@ -22,6 +22,7 @@ import numpy as np
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models import axes as axes_lib
+from grpo_jax.models import quantized
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
@@ -258,8 +259,13 @@ class Projections(nnx.Module):
       normal = nnx.initializers.lecun_normal(in_axis=before, out_axis=after)
       return normal(rngs.params(), shape)
 
-    setattr(self, name, nnx.Param(init(shape)))
     lora = self.config.lora
+    kind = lora and lora.quantized
+    weight = init(shape)
+    parameter = (
+      quantized.Weight(weight, kind, axes) if kind else nnx.Param(weight)
+    )
+    setattr(self, name, parameter)
     if lora is not None and lora.adapts(f'{self.part}/{name}'):
       a = init((*shape[:axes], lora.rank))
       setattr(self, name + '_a', nnx.Param(a))
@@ -274,7 +280,11 @@ class Projections(nnx.Module):
       parameter = getattr(self, name)[...]
       return axes_lib.gather(parameter, (name,), self.config.width, x.dtype)
 
-    product = project(x, weight(name), axes)
+    frozen = getattr(self, name)
+    if isinstance(frozen, quantized.Weight):
+      product = project(*frozen.beside(x, name), axes)
+    else:
+      product = project(x, weight(name), axes)
     if not hasattr(self, name + '_a'):
       return product
     assert self.config.lora is not None
@@ -436,6 +446,8 @@ class Block(nnx.Module):
     )
     # A shard would keep the weights that it gathers here for the backward pass.
     gathers = sharding.on_shard() and config.remat == 'none'
+    # So would anyone keep those that are dequantised.
+    gathers |= config.lora is not None and config.lora.quantized is not None
     again = keep_products if gathers else lambda function: function
     mixed = shards.summed(again(self.attention.mix)(mixed))
     x = self._added(x, mixed, 'attention')

@@ -422,8 +422,10 @@ class Transformer:
       path: Where the parameter is in the tree of `init`.
 
     Returns:
-      False for scales of norms and for biases.
+      False for scales of norms, for biases, and for parts of quantised weights.
     """
+    if path[-1] in axes.QUANTIZED:
+      return False
     return bool(axes.names(path)) and not axes.is_vector(path[-1])
 
   def unstack(self, params: Params) -> Params:

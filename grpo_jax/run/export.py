@@ -25,6 +25,7 @@ from grpo_jax.data import hub
 from grpo_jax.hosts.processes import ALONE
 from grpo_jax.hosts.processes import Processes
 from grpo_jax.mesh import sharding
+from grpo_jax.models import quantized
 from grpo_jax.models import weights
 from grpo_jax.run.build import build
 from grpo_jax.run.build import card
@@ -38,13 +39,24 @@ from grpo_jax.run.keep import records
 
 
 class Written(NamedTuple):
-  """What a folder got."""
+  """What a folder got.
+
+  Attributes:
+    folder: Its path.
+    architecture: As `transformers` calls it; '' of an adapter.
+    parameters: How many.
+    checkpoint: Rollouts of the run; None if there was no run.
+    nbytes: Of all files.
+    dequantized: `'int8'` or `'nf4'` if the run kept its weights so: those in
+      the folder are what the codes stand for, and not what the run began with.
+  """
 
   folder: str
-  architecture: str  # as `transformers` calls it; '' of an adapter
+  architecture: str
   parameters: int
-  checkpoint: int | None  # rollouts of the run; None if there was no run
-  nbytes: int  # of all files
+  checkpoint: int | None
+  nbytes: int
+  dequantized: str = ''
 
 
 def convert(
@@ -153,7 +165,11 @@ def _convert_run(
   whole_folder(target, write)
   trained, frozen = build_model.split(policy.model, params)
   counted = trained if adapter or frozen is None else frozen
-  return _written(target, counted, policy.step)
+  dense = jax.eval_shape(quantized.whole, counted)
+  done = _written(target, dense, policy.step)
+  if adapter or shape.lora is None or shape.lora.quantized is None:
+    return done
+  return done._replace(dequantized=shape.lora.quantized)
 
 
 def _refuse_full(folder: pathlib.Path) -> None:

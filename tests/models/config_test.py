@@ -85,3 +85,14 @@ def test_impossible_routers_are_refused(changes, said):
 def test_a_share_is_from_0_to_1(rotated):
   with pytest.raises(ValueError, match=f'rotated={rotated}; give a share'):
     models.LayerKind(rotated=rotated)
+
+
+def test_an_axis_divides_the_heads_of_all_layers_or_of_none():
+  kinds = (
+    models.LayerKind(),
+    models.LayerKind(num_kv_heads=6),
+    models.LayerKind(num_kv_heads=4),
+  )
+  config = models.ModelConfig(8, num_heads=12, num_kv_heads=12, pattern=kinds)
+  assert config.shared_kv_heads == 2
+  assert models.Transformer(config).kv_heads == 2

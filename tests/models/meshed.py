@@ -12,6 +12,7 @@ from grpo_jax import models
 from grpo_jax.learner import gradient
 from grpo_jax.learner import step
 from grpo_jax.mesh import sharding
+from grpo_jax.models import lora
 from tests import learning
 from tests.models.weights.parity_test import EXACT
 
@@ -38,6 +39,9 @@ def differentiated(
     field.name: getattr(model.config, field.name)
     for field in dataclasses.fields(models.ModelConfig)
   }
+  frozen = None
+  if model.config.lora is not None:
+    params, frozen = lora.split(params, model.trains)
   method = learning.METHODS['grpo']()
   learner = learning.make_learner(method, mesh=mesh, **shape)
   rows = dataclasses.replace(
@@ -51,13 +55,18 @@ def differentiated(
   batch = losses.prepare(learner.method, batch, state)
   rows, used = learning.layouts_of(made, rollout).stack(np.arange(4))
 
-  def run(params, batch, rows):
+  def run(params, frozen, batch, rows):
     with sharding.use(learner.mesh):
       return gradient.differentiate(
-        learner, None, params, state, batch, rows, used
+        learner, frozen, params, state, batch, rows, used
       )
 
-  place = step.state_sharding(learner, params).params
+  params, frozen = (
+    jax.device_put(
+      tree, sharding.param_shardings(learner.mesh, tree, model.logical_axes)
+    )
+    for tree in (params, frozen)
+  )
   with EXACT():
-    result = jax.jit(run)(jax.device_put(params, place), batch, rows)
+    result = jax.jit(run)(params, frozen, batch, rows)
   return jax.device_get(result)

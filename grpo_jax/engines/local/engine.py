@@ -218,7 +218,8 @@ class LocalEngine:
   def _pieces(self, params: Any, batch: arrays.Batch, cores: int) -> int:
     """Into how many pieces to divide the prompts of a batch."""
     config, layers = self.model.config, jax.tree.leaves(params['layers'])
-    head = config.vocab_size * config.width * layers[0].dtype.itemsize
+    itemsize = params['embedding'].dtype.itemsize
+    head = config.vocab_size * config.width * itemsize
     layers, group = sum(x.nbytes for x in layers), batch.group
     at_once = min(max(1, self.max_rows // group), len(batch.requests))
     return generation.pieces(cores, at_once, group, layers, head)

@@ -24,6 +24,7 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models.protocol import Layered
 
 _STACKED = 'blocks', 'tail'  # see `models.transformer`
+_AS_LEARNER = 'router', 'codes', 'scales'  # read in the learner's dtype
 
 
 def sampler_params(model: Layered, params):
@@ -35,8 +36,8 @@ def sampler_params(model: Layered, params):
 
   Returns:
     The tree that `Sampler` and other engines read. Vectors (the scales of
-    norms) and routers stay float32, as in training. The arrays are copies,
-    because the learner donates its own to the next update.
+    norms), routers and quantised weights stay as in training. The arrays are
+    copies, because the learner donates its own to the next update.
   """
   return _cast(model, model.unstack(params))
 
@@ -53,7 +54,7 @@ def _dtypes(model, tree):
   narrow = jnp.dtype(model.config.compute_dtype)
 
   def one(path, x):
-    is_narrow = x.ndim > 1 and sharding.path_names(path)[-1] != 'router'
+    is_narrow = x.ndim > 1 and sharding.path_names(path)[-1] not in _AS_LEARNER
     return narrow if is_narrow else x.dtype
 
   return jax.tree_util.tree_map_with_path(one, tree)

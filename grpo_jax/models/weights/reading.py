@@ -26,6 +26,9 @@ from jax.sharding import NamedSharding
 import numpy as np
 
 from grpo_jax.config import gguf_files
+from grpo_jax.models import axes
+from grpo_jax.models import quantized
+from grpo_jax.models.config import LowRank
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights import config_json as config_json_lib
 from grpo_jax.models.weights import families
@@ -393,7 +396,8 @@ def load(
     place: A tree of `NamedSharding`, as `sharding.param_shardings` makes it.
       None puts everything on the first device.
     dtype: Of matrices: `'float32'`, or `'bfloat16'` for weights that are not
-      trained. Scales and biases are float32.
+      trained; or `'int8'` or `'nf4'`, in which those of layers are quantised,
+      the others being bfloat16. Scales and biases are float32.
     rounded: Whether `dtype` may have fewer bits than what is stored.
 
   Returns:
@@ -405,13 +409,15 @@ def load(
   """
   wanted, tree = families.parameters(config, source.tensors)
   _check_names(source, config, wanted)
+  kind = dtype if dtype in LowRank.QUANTIZED else None
+  dtype = 'bfloat16' if kind else dtype
   _check_each(source, wanted, dtype, rounded)
   structure = jax.tree.structure(tree)
   places = [None] * len(wanted)
   if place is not None:
     places = structure.flatten_up_to(place)
   return structure.unflatten(
-    _load(source, parameter, np.dtype(dtype), where)
+    _load(source, parameter, np.dtype(dtype), where, kind)
     for parameter, where in zip(wanted, places, strict=True)
   )
 
@@ -420,15 +426,22 @@ def _load(
   source: Source,
   parameter: families.Parameter,
   dtype: np.dtype,
-  place: NamedSharding | None,
-) -> Array:
-  """One parameter, all its layers."""
-  if not parameter.has_two_axes:
+  place: Any,
+  kind: str | None,
+) -> Any:
+  """One parameter, all its layers; in codes and scales if it is quantised."""
+  how = None
+  if kind and '/'.join(parameter.path[-2:]) in LowRank.NAMES:
+    how = kind, len(axes.matrix(parameter.path).inputs)
+  if not parameter.has_two_axes or how:
     dtype = np.dtype(np.float32)
-  layout = _crossing(parameter.layout)
-  write = _compiled(layout, parameter.shape, dtype, place)
+  layout, places = _crossing(parameter.layout), place
+  if how and place is not None:
+    places = tuple(place[part] for part in quantized.PARTS)
+    place = places[0]  # codes lie where the weight would
+  write = _compiled(layout, parameter.shape, dtype, places, how)
 
-  def written(stack: Array | None, i: int) -> Array:
+  def written(stack: Any, i: int) -> Any:
     stored = _read(source, parameter, parameter.names[i], layout, place)
     # JAX lets go of an array of NumPy at the next collection of garbage. This
     # one goes before memory is taken for what is made of it, or, where the
@@ -441,13 +454,32 @@ def _load(
     return result
 
   if parameter.layers is None:
-    return written(None, 0)
-  shape = (len(parameter.layers), *parameter.shape)
-  empty = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)
-  stack = empty()
-  for i in range(len(parameter.layers)):
+    return _named(written(None, 0))
+  number = len(parameter.layers)
+
+  def empty():
+    one = _parts(jnp.zeros(parameter.shape, dtype), how)
+    return jax.tree.map(lambda x: jnp.zeros((number, *x.shape), x.dtype), one)
+
+  stack = jax.jit(empty, out_shardings=places)()
+  for i in range(number):
     stack = written(stack, i)
-  return stack
+  return _named(stack)
+
+
+def _parts(weight: Array, how: tuple[str, int] | None) -> Any:
+  """A layer's weight; or its codes and scales, if it is quantised."""
+  if how is None:
+    return weight
+  found = quantized.quantize(weight, *how)
+  return tuple(found[part] for part in quantized.PARTS)
+
+
+def _named(parts: Any) -> Any:
+  """What `_parts` gave, as it is in the tree of parameters."""
+  if not isinstance(parts, tuple):
+    return parts
+  return dict(zip(quantized.PARTS, parts, strict=True))
 
 
 def _crossing(layout: families.Layout) -> families.Layout:
@@ -527,18 +559,21 @@ def _compiled(
   layout: families.Layout,
   shape: tuple[int, ...],
   dtype: np.dtype,
-  place: NamedSharding | None,
-) -> Callable[[Array | None, Array, int], Array]:
+  place: Any,
+  how: tuple[str, int] | None,
+) -> Callable[[Any, Array, int], Any]:
   """Compiles: (stack, stored, i) -> the stack with layer i written into it.
 
   It is written into the same memory. Without a stack, the result is the layer.
   """
 
   def write(stack, stored, i):
-    one = layout.decode(stored, shape, dtype)
+    one = _parts(layout.decode(stored, shape, dtype), how)
     if stack is None:
       return one
-    return lax.dynamic_update_index_in_dim(stack, one, i, 0)
+    return jax.tree.map(
+      lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), stack, one
+    )
 
   return jax.jit(write, donate_argnums=0, out_shardings=place)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
+from grpo_jax.models import quantized
 from grpo_jax.models.config import LowRank
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.transformer import Transformer
@@ -70,7 +71,8 @@ def save(
     folder: Where to; it is made if it does not exist, and may hold no model.
     config: The model.
     params: Its parameters, the tree of `Transformer.init`. If the model has
-      adapters, each is added to its weight as that is written.
+      adapters, each is added to its weight as that is written. Quantised
+      weights are written as the numbers that they stand for.
     dtype: Of the file: `'float32'`, or `'bfloat16'` for half the size. bfloat16
       rounds what was trained: changes below 1/256 of a weight are lost.
     source: Where the model came from. Its architecture, its token ids and the
@@ -148,12 +150,15 @@ def _described(
 
 def _parts(
   config: ModelConfig, params: Mapping[str, Any]
-) -> tuple[list[Array], list[tuple[Array, Array] | None]]:
+) -> tuple[list[Any], list[tuple[Array, Array] | None]]:
   """The parameters but for adapters, and the adapter of each that has one."""
   low, base = {}, params
   if config.lora is not None:
     low, base = _adapters(params), lora.split(params, lora.trains)[1]
-  leaves = jax.tree_util.tree_leaves_with_path(base)
+  # A weight that is quantised is one parameter.
+  leaves = jax.tree_util.tree_leaves_with_path(
+    base, is_leaf=quantized.is_quantized
+  )
   adapters = [low.get(sharding.path_names(path)) for path, _ in leaves]
   return [leaf for _, leaf in leaves], adapters
 
@@ -207,10 +212,11 @@ def _arrays(
   def stored(number: int, layer: int) -> np.ndarray:
     parameter, leaf = wanted[number], leaves[number]
     whole = None  # no sharding: an array of one device, or of the host
-    if isinstance(getattr(leaf, 'sharding', None), NamedSharding):
-      whole = NamedSharding(leaf.sharding.mesh, jax.P())
+    first = jax.tree.leaves(leaf)[0]
+    if isinstance(getattr(first, 'sharding', None), NamedSharding):
+      whole = NamedSharding(first.sharding.mesh, jax.P())
     chosen, parts = None, (leaf, adapters[number])
-    if parameter.layers is not None and isinstance(leaf, np.ndarray):
+    if parameter.layers is not None and isinstance(first, np.ndarray):
       # Only this layer goes to the device.
       parts = jax.tree.map(lambda x: x[layer], parts)
     elif parameter.layers is not None:
@@ -234,7 +240,7 @@ def _arrays(
   jax.jit, static_argnames=('layout', 'dtype', 'place', 'low_rank')
 )
 def _take(
-  leaf: Array,
+  leaf: Any,
   adapter: tuple[Array, Array] | None,
   layer: int | None,
   *,
@@ -249,6 +255,7 @@ def _take(
       lambda x: lax.dynamic_index_in_dim(x, layer, keepdims=False),
       (leaf, adapter),
     )
+  leaf = quantized.whole(leaf)
   if adapter is not None:
     assert low_rank is not None
     leaf = lora.add_adapter(leaf, *adapter, low_rank)

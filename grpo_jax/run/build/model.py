@@ -28,6 +28,7 @@ from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.models import lora
+from grpo_jax.models import quantized
 from grpo_jax.models import weights
 from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep import checkpoint
@@ -149,7 +150,10 @@ def transformer(
   adapters = None
   if config.lora.rank:
     adapters = models.LowRank(
-      config.lora.rank, config.lora.alpha, config.lora.targets
+      config.lora.rank,
+      config.lora.alpha,
+      config.lora.targets,
+      _quantized(config.lora.base_dtype),
     )
   if not path:
     shape = models.ModelConfig(vocab_size, **fields)
@@ -162,6 +166,11 @@ def transformer(
   _refuse_contradiction(config, fields, shape)
   data.check_vocab_size(vocab_size, shape.vocab_size)
   return models.Transformer(dataclasses.replace(shape, lora=adapters))
+
+
+def _quantized(base_dtype: str) -> str | None:
+  """How the weights of layers are quantised beside adapters, if they are."""
+  return base_dtype if base_dtype in models.LowRank.QUANTIZED else None
 
 
 def own_model(config: Config, objects: Objects) -> foreign.Pretrained | None:
@@ -325,7 +334,8 @@ def abstract(
   Args:
     model: Whose parameters.
     mesh: From `sharding.make_mesh`.
-    base_dtype: Of frozen matrices.
+    base_dtype: Of frozen matrices. What the model itself keeps quantised is in
+      codes, and the other matrices beside it are bfloat16.
   """
   shapes = model.abstract()
   place = sharding.param_shardings(mesh, shapes, model.logical_axes)
@@ -336,9 +346,11 @@ def abstract(
   )
   trained, beside = split(model, described)
 
+  narrow = 'bfloat16' if _quantized(base_dtype) else base_dtype
+
   def stored(path, x):
     is_matrix = model.decays(sharding.path_names(path))
-    dtype = jnp.dtype(base_dtype) if is_matrix else x.dtype
+    dtype = jnp.dtype(narrow) if is_matrix else x.dtype
     return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
 
   return Parameters(trained, jax.tree_util.tree_map_with_path(stored, beside))
@@ -398,8 +410,7 @@ def frozen(
   assert isinstance(model, models.Transformer)
   dtype = spec.base_dtype
   if spec.path:
-    found = _read(spec, _without_adapters(model), mesh, dtype)
-    return _checked(found, spec)
+    return _checked(_read(spec, model, mesh, dtype), spec)
   wanted = abstract(model, mesh, dtype).frozen
 
   def part(params):
@@ -439,25 +450,22 @@ def _random(spec: WeightsSpec, part, model: models.Transformer, wanted: Any):
   )()
 
 
-def _without_adapters(model: models.Transformer) -> models.Transformer:
-  return models.Transformer(dataclasses.replace(model.config, lora=None))
-
-
 def _read(
   spec: WeightsSpec,
   model: models.Transformer,
   mesh: jax.sharding.Mesh,
   dtype: str,
 ) -> Any:
-  """All parameters from `model.path`."""
+  """All parameters from `model.path`, but for adapters."""
   found = source(spec.path)
   if isinstance(found, RunWeights):
     return _read_run(found, model, mesh, dtype)
-  place = jax.tree.map(
-    lambda x: x.sharding, abstract(_without_adapters(model), mesh).trained
-  )
+  wanted = abstract(model, mesh, dtype)
+  beside = wanted.trained if wanted.frozen is None else wanted.frozen
+  place = jax.tree.map(lambda x: x.sharding, beside)
+  plain = dataclasses.replace(model.config, lora=None)
   # Frozen weights may be rounded; a config that asks for it says so.
-  return weights.load(found, model.config, place, dtype, rounded=True)
+  return weights.load(found, plain, place, dtype, rounded=True)
 
 
 def _read_run(
@@ -468,16 +476,18 @@ def _read_run(
 ) -> Any:
   """The newest policy of another run, its adapters merged into its weights."""
   if dtype != 'float32':
+    flag = '' if _quantized(dtype) else f' --dtype={dtype}'
     raise ValueError(
       f"config.lora.base_dtype='{dtype}' would round the weights of the run in "
       f'{found.workdir}, and with them most of what it has learned; give '
       "'float32'. Or round them knowingly, with `grpo-jax convert "
-      f'{found.workdir} FOLDER --dtype={dtype}`, and give that folder.'
+      f'{found.workdir} FOLDER{flag}`, and give that folder.'
     )
   saved = policy(found, model.config.vocab_size, mesh)
   # In float32, or merging would round the adapters away where the weights
   # beside them are bfloat16.
-  whole = jax.tree.map(lambda x: x.astype(dtype), saved.params)
+  whole = quantized.whole(saved.params)
+  whole = jax.tree.map(lambda x: x.astype(dtype), whole)
   adapters = saved.model.config.lora
   return whole if adapters is None else lora.merge(whole, adapters)
 

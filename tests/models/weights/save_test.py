@@ -18,7 +18,7 @@ from tests.chosen import chosen
 from tests.models.weights import golden
 
 # Experts and fused tensors, norms of one's own, biases: the others add nothing.
-IN_THE_SUITE = 'gemma3', 'qwen3_moe', 'qwen2', 'llama'
+IN_THE_SUITE = 'gemma3', 'qwen3_moe', 'phi3', 'gpt_oss', 'llama'
 
 
 def stored(folder):
