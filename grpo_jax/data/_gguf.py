@@ -183,7 +183,7 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   if kind != _PIECES and (kind != _BYTES or rule not in _PRE_TOKENIZERS):
     raise ValueError(
       f'{name} has a tokenizer of the kind {kind!r} with the pre-tokenizer'
-      f" {rule!r}, but of a GGUF file the kind {_BYTES!r} (byte-level BPE) can"
+      f' {rule!r}, but of a GGUF file the kind {_BYTES!r} (byte-level BPE) can'
       f' be read, with one of {", ".join(_PRE_TOKENIZERS)}, and the kind'
       f' {_PIECES!r} (SentencePiece); set config.data.tokenizer to the Hugging'
       ' Face folder of the model.'

@@ -39,6 +39,8 @@ def _value(value, order):
   if isinstance(value, list):
     if isinstance(value[0], str):
       head, items = 8, b''.join(_string(text, order) for text in value)
+    elif isinstance(value[0], float):
+      head, items = 6, struct.pack(f'{order}{len(value)}f', *value)
     else:
       head, letter = 5, f'{order}{len(value)}i'
       items = struct.pack(letter, *value)
