@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.config import gguf_files
+from grpo_jax.data import _sentence_pieces
 from grpo_jax.data._chat import ChatTemplate
 from grpo_jax.data._folder import Loaded
 
@@ -40,6 +41,8 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 # Types of tokens. Those that llama.cpp looks for in a text before it splits the
 # rest into words:
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+
+_BYTES, _PIECES = 'gpt2', 'llama'  # kinds of tokenizers: bytes or pieces merge
 
 # Two rules that split a text into words differ in how many digits make one.
 _WORDS = (
@@ -148,7 +151,9 @@ class _Reader:
 def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   """The tokenizer in a GGUF file.
 
-  Ids follow llama.cpp's rules, which the file names ('tokenizer.ggml.pre'):
+  Ids of the kind 'llama' are SentencePiece's; see `_sentence_pieces`. Those of
+  the kind 'gpt2' follow llama.cpp's rules, which the file names
+  ('tokenizer.ggml.pre'):
   'smollm' (digits apart, then GPT-2's words), 'gpt-2', 'qwen2' and 'llama-bpe'.
   For SmolLM2 the tokenizer that transformers 5.23 makes of the same file
   differs from llama.cpp's, and from this one, where spaces stand before digits:
@@ -167,8 +172,6 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   Raises:
     ValueError: the file cannot be read, or has another kind of tokenizer.
   """
-  import tokenizers
-
   path = gguf_files.find(source)
   fields = gguf_metadata(path)
   name = f'The GGUF file {str(path)!r}'
@@ -177,15 +180,16 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
     return fields.get(f'tokenizer.ggml.{key}', default)
 
   kind, rule = field('model'), field('pre')
-  if kind != 'gpt2' or rule not in _PRE_TOKENIZERS:
+  if kind != _PIECES and (kind != _BYTES or rule not in _PRE_TOKENIZERS):
     raise ValueError(
       f'{name} has a tokenizer of the kind {kind!r} with the pre-tokenizer'
-      f" {rule!r}, but of a GGUF file the kind 'gpt2' (byte-level BPE) can be"
-      f' read, with one of {", ".join(_PRE_TOKENIZERS)}; set'
-      ' config.data.tokenizer to the Hugging Face folder of the model.'
+      f' {rule!r}, but of a GGUF file the kind {_BYTES!r} (byte-level BPE) can'
+      f' be read, with one of {", ".join(_PRE_TOKENIZERS)}, and the kind'
+      f' {_PIECES!r} (SentencePiece); set config.data.tokenizer to the Hugging'
+      ' Face folder of the model.'
     )
   _check_fields(name, fields)
-  tokens, merges = field('tokens', []), field('merges', [])
+  tokens, types = field('tokens', []), field('token_type', [])
   special = {key: field(f'{key}_token_id') for key in _IDS}
   for key, token_id in special.items():
     if token_id is not None and not 0 <= token_id < len(tokens):
@@ -193,11 +197,31 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
         f'{name} has {key}_token_id={token_id}, but {len(tokens)} tokens; the'
         ' file is damaged, so copy or convert the model again.'
       )
-  types = field('token_type', [])
+  if kind == _PIECES:
+    backend = _sentence_pieces.backend(
+      name, tokens, field('scores', []), types, fields
+    )
+  else:
+    merges = field('merges', [])
+    backend = _byte_level(name, rule, tokens, types, merges, special.values())
+  return _with_special(name, backend, fields, special, tokens)
+
+
+def _byte_level(
+  name: str,
+  rule: str,
+  tokens: Sequence[str],
+  types: Sequence[int],
+  merges: Sequence[str],
+  special: Iterable[int | None],
+) -> 'tokenizers.Tokenizer':
+  """The tokenizer of the kind 'gpt2', whose words a rule makes."""
+  import tokenizers
+
   try:
     backend = tokenizers.Tokenizer(
       tokenizers.models.BPE(
-        vocab=_vocabulary(tokens, types, merges, special.values()),
+        vocab=_vocabulary(tokens, types, merges, special),
         merges=[tuple(merge.split(' ', 1)) for merge in merges],
         # A word that is a token needs no merges that lead to it.
         ignore_merges=rule == 'llama-bpe',
@@ -220,7 +244,7 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
       if kind in kinds
     ]
     (backend.add_special_tokens if marked else backend.add_tokens)(added)
-  return _with_special(name, backend, fields, special, tokens)
+  return backend
 
 
 _IDS = 'bos', 'eos', 'eot', 'eom', 'padding', 'unknown'
@@ -235,6 +259,8 @@ def _check_fields(name: str, fields: Mapping[str, Any]) -> None:
     ('ggml.tokens', list, str, 'a list of texts'),
     ('ggml.merges', list, str, 'a list of texts'),
     ('ggml.token_type', list, int, 'a list of whole numbers'),
+    ('ggml.scores', list, float, 'a list of numbers'),
+    ('ggml.add_space_prefix', bool, None, 'true or false'),
     ('ggml.add_bos_token', bool, None, 'true or false'),
     ('chat_template', str, None, 'a text'),
     *((f'ggml.{key}_token_id', int, None, 'a whole number') for key in _IDS),
@@ -289,10 +315,12 @@ def _with_special(
 ) -> Loaded:
   """The tokenizer with the special ids and the chat template of its file."""
   ends = (special[key] for key in ('eos', 'eot', 'eom'))
-  # llama.cpp adds the token for Llama 3 unless the file says otherwise.
+  # llama.cpp adds the token for Llama 3, and for SentencePiece, unless the file
+  # says otherwise.
   add_bos = fields.get(
     'tokenizer.ggml.add_bos_token',
-    fields.get('tokenizer.ggml.pre') == 'llama-bpe',
+    fields.get('tokenizer.ggml.model') == _PIECES
+    or fields.get('tokenizer.ggml.pre') == 'llama-bpe',
   )
   names = {
     'bos_token': special['bos'],

@@ -3,7 +3,11 @@
 No file here has weights: the tokenizer does not read that far.
 """
 
+import hashlib
+import importlib
+import os
 import pathlib
+import shutil
 import struct
 import sys
 import unicodedata
@@ -35,6 +39,8 @@ def _value(value, order):
   if isinstance(value, list):
     if isinstance(value[0], str):
       head, items = 8, b''.join(_string(text, order) for text in value)
+    elif isinstance(value[0], float):
+      head, items = 6, struct.pack(f'{order}{len(value)}f', *value)
     else:
       head, letter = 5, f'{order}{len(value)}i'
       items = struct.pack(letter, *value)
@@ -207,7 +213,7 @@ def test_tokens_by_name_take_the_place_of_the_files(tmp_path):
   'fields, words',
   [
     ({'rule': 'tekken'}, "the pre-tokenizer 'tekken', but .* smollm, gpt-2"),
-    ({'model': 'llama'}, "of the kind 'llama'"),
+    ({'model': 't5'}, "of the kind 't5'"),
     ({'pre': None}, 'the pre-tokenizer None'),
     ({'eos_token_id': 10_000}, 'eos_token_id=10000, but 265 tokens'),
     ({'merges': ['x y']}, 'no byte-level BPE'),
@@ -394,3 +400,69 @@ def test_names_that_fill_up_the_embedding_are_no_tokens(tmp_path):
     (number, number + 1), (number + 2, number + 3),
   )  # fmt: skip
   assert found.encode('la') == [made]
+
+
+@pytest.fixture
+def in_pieces(tmp_path, monkeypatch):
+  """A package, two that it requires with a piece of its file, and the file."""
+  monkeypatch.syspath_prepend(str(tmp_path / 'site'))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  whole = write(tmp_path / 'a.gguf', vocabulary()).read_bytes()
+  half = len(whole) // 2
+  contents = {
+    'cut_weights': {
+      'SHA256SUMS': f'{hashlib.sha256(whole).hexdigest()}  a.gguf\n'.encode()
+    },
+    'cut_weights_part1': {'a.gguf.part00': whole[:half]},
+    'cut_weights_part2': {'a.gguf.part01': whole[half:]},
+  }
+  for package, files in contents.items():
+    folder = tmp_path / 'site' / package
+    (folder / 'data').mkdir(parents=True)
+    (folder / '__init__.py').write_text('raise RuntimeError("imported")')
+    for name, content in files.items():
+      (folder / 'data' / name).write_bytes(content)
+  about = tmp_path / 'site' / 'cut_weights-1.0.dist-info'
+  about.mkdir()
+  (about / 'METADATA').write_text(
+    'Metadata-Version: 2.1\nName: cut-weights\nVersion: 1.0\n'
+    'Requires-Dist: cut-weights-part1==1.0\n'
+    'Requires-Dist: cut-weights-part2==1.0\nRequires-Dist: numpy>=1\n'
+  )
+  return tmp_path / 'site', whole
+
+
+def test_the_file_of_several_packages(in_pieces):
+  site, whole = in_pieces
+  for name in ('cut_weights', 'cut-weights'):
+    path = gguf_files.find(f'package:{name}')
+    assert path.read_bytes() == whole and path.name == 'a.gguf'
+  assert len(list(path.parent.parent.rglob('*'))) == 2  # once, and no more
+  tokenizer = data.Tokenizer.from_gguf('package:cut_weights')
+  assert tokenizer.eos_ids == (1,)
+  # Other pieces are not those that were joined.
+  part = site / 'cut_weights_part2' / 'data' / 'a.gguf.part01'
+  damaged = bytearray(part.read_bytes())
+  damaged[-1] ^= 1
+  part.write_bytes(damaged)
+  os.utime(part, ns=(1, 1))
+  with pytest.raises(ValueError, match='have the SHA-256 .* is needed'):
+    gguf_files.find('package:cut_weights')
+  assert len(list(path.parent.parent.rglob('*'))) == 3  # one empty folder
+
+
+def test_pieces_that_are_missing(in_pieces):
+  site, _ = in_pieces
+  part = site / 'cut_weights_part1' / 'data' / 'a.gguf.part00'
+  content = part.read_bytes()
+  part.rename(part.with_name('a.gguf.part03'))
+  with pytest.raises(ValueError, match='part01, a.gguf.part03, which are not'):
+    gguf_files.find('package:cut_weights')
+  part.with_name('a.gguf.part03').unlink()
+  (site / 'cut_weights' / 'b.gguf.part00').write_bytes(content)
+  with pytest.raises(ValueError, match='are not all pieces of one file'):
+    gguf_files.find('package:cut_weights')
+  shutil.rmtree(site / 'cut_weights_part2')
+  importlib.invalidate_caches()
+  with pytest.raises(ValueError, match='cut-weights-part2 is missing; run'):
+    gguf_files.find('package:cut_weights')

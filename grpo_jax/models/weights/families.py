@@ -261,6 +261,8 @@ def _packed_experts(tensors: Tensors) -> Tensors:
 def llama_cpp(interleaved: bool) -> Tensors:
   """The names in GGUF files, of which all are read and none written.
 
+  Norms are stored as what they multiply by, those of Gemma too.
+
   Args:
     interleaved: Of queries and keys; see `Layout`. llama.cpp interleaves those
       of the architecture `llama` alone.
@@ -272,6 +274,10 @@ def llama_cpp(interleaved: bool) -> Tensors:
     ('head',): _linear('output'),
     ('attention_norm', 'scale'): Tensor(f'{layer}attn_norm.weight'),
     ('mlp_norm', 'scale'): Tensor(f'{layer}ffn_norm.weight'),
+    ('attention_post_norm', 'scale'): Tensor(
+      f'{layer}post_attention_norm.weight'
+    ),
+    ('mlp_post_norm', 'scale'): Tensor(f'{layer}post_ffw_norm.weight'),
     ('attention', 'output'): _linear(f'{layer}attn_output', first=2),
   }
   for ours in ('query', 'key', 'value'):
@@ -552,6 +558,7 @@ _GEMMA3 = Family(
   ),
   # What transformers calls `Gemma3ForSequenceClassification` reads images too.
   classifier='Gemma3TextForSequenceClassification',
+  gguf=('gemma3', llama_cpp(interleaved=False)),
   windows=lambda fields, layer: (
     (layer + 1) % fields['sliding_window_pattern'] > 0
   ),
@@ -704,6 +711,7 @@ FAMILIES = (
     architecture='Gemma3ForConditionalGeneration',
     model_type='gemma3',
     classifier=None,
+    gguf=None,
     inside='text_config',
     inner_type='gemma3_text',
     written_as='Gemma3ForCausalLM',

@@ -26,7 +26,7 @@ class Gguf:
   Attributes:
     path: The file.
     tensors: Every tensor, by its name; float32, however it is quantized.
-    metadata: Every field that is not a list.
+    metadata: Every field, but for lists of the tokenizer.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -56,7 +56,11 @@ class Gguf:
     self.metadata: dict[str, Any] = {
       name: field.contents()
       for name, field in reader.fields.items()
-      if field.types and field.types[0] != gguf.GGUFValueType.ARRAY
+      if field.types
+      and (
+        field.types[0] != gguf.GGUFValueType.ARRAY
+        or not name.startswith('tokenizer.')
+      )
     }
     self.tensors: dict[str, Stored] = {}
     for tensor in reader.tensors:
@@ -131,11 +135,13 @@ _KINDS = {
       'embedding_length', 'feed_forward_length', 'block_count',
       'attention.head_count', 'attention.head_count_kv', 'context_length',
       'attention.key_length', 'rope.dimension_count',
+      'attention.sliding_window_pattern',
     ),
     config_json.COUNT,
   ),
   'attention.layer_norm_rms_epsilon': config_json.SHARE,
   'rope.freq_base': config_json.base_problem,
+  'rope.freq_base_swa': config_json.base_problem,
 }  # fmt: skip
 
 
@@ -219,7 +225,10 @@ def described(model: Gguf) -> tuple[dict[str, Any], families.Tensors]:
   scaling = 'type', 'factor', 'original_context_length', 'finetuned'
   known = {f'{name}.rope.scaling.{key}' for key in scaling}
   also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
-  also = *also, f'{name}.attention.sliding_window'
+  also = *also, f'{name}.attention.sliding_window', f'{name}.rope.freq_base_'
+  also = *also, f'{name}.attn_logit_soft', f'{name}.final_logit_soft'
+  own, further = _OWN.get(name, (frozenset(), _nothing))
+  known |= {f'{name}.{key}' for key in own}
   unread += [
     key
     for key, value in metadata.items()
@@ -256,7 +265,43 @@ def described(model: Gguf) -> tuple[dict[str, Any], families.Tensors]:
       for token, key in (('bos', 'bos'), ('eos', 'eos'), ('pad', 'padding'))
     },
   )
-  return fields, tensors
+  return {**fields, **further(get, fields)}, tensors
+
+
+def _nothing(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Of an architecture without fields of its own."""
+  return {}
+
+
+def _gemma3(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """What Gemma 3 has besides, as llama.cpp understands it.
+
+  Args:
+    get: From a key, without the name of the architecture, to its value or None.
+    fields: Of the `config.json`, without these.
+  """
+  width, heads = fields['hidden_size'], fields['num_attention_heads']
+  # No key says it: that of 27B is the width of a head of others.
+  largest = fields['num_hidden_layers'] == 62
+  return dict(
+    sliding_window=get('attention.sliding_window'),
+    sliding_window_pattern=get('attention.sliding_window_pattern') or 6,
+    rope_local_base_freq=get('rope.freq_base_swa') or 10_000.0,
+    query_pre_attn_scalar=width // heads if largest else fields['head_dim'],
+    final_logit_softcapping=get('final_logit_softcapping') or None,
+  )
+
+
+# What architectures say besides: keys, and what makes fields of them.
+_OWN: dict[str, tuple[frozenset[str], Any]] = {
+  'gemma3': (
+    frozenset({
+      'attention.sliding_window', 'attention.sliding_window_pattern',
+      'rope.freq_base_swa', 'final_logit_softcapping',
+    }),
+    _gemma3,
+  ),
+}  # fmt: skip
 
 
 def _scaling(get: Any) -> dict[str, Any] | None:

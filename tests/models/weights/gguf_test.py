@@ -40,8 +40,23 @@ KINDS = {
   ),
   'qwen2': dataclasses.replace(CONFIG, qkv_bias=True),
   'qwen3': dataclasses.replace(CONFIG, qk_norm=True),
+  'gemma3': dataclasses.replace(
+    CONFIG,
+    num_layers=7,
+    num_kv_heads=1,
+    activation='gelu_tanh',
+    embedding_scale=32**0.5,
+    tied_embeddings=True,
+    post_norms=True,
+    qk_norm=True,
+    rope_scaling=models.RopeScaling('linear', 8.0),
+    pattern=(
+      *(models.LayerKind(5, rope_base=10_000.0, rope_scaled=False),) * 5,
+      models.LayerKind(),
+    ),
+  ),
 }
-IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3'
+IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3', 'gemma3'
 NAMES = {
   'embed_tokens': 'token_embd',
   'norm': 'output_norm',
@@ -57,6 +72,12 @@ NAMES = {
   'gate_proj': 'ffn_gate',
   'up_proj': 'ffn_up',
   'down_proj': 'ffn_down',
+}
+GEMMA = {
+  **NAMES,
+  'post_attention_layernorm': 'post_attention_norm',
+  'pre_feedforward_layernorm': 'ffn_norm',
+  'post_feedforward_layernorm': 'post_ffw_norm',
 }
 
 
@@ -95,17 +116,22 @@ def write(
   if config.rope_scaling:
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(config.rope_scaling.factor)
+  if window := config.pattern[0].window_tokens:
+    writer.add_sliding_window(window)
   if change:
     change(writer)
+  names = GEMMA if architecture == 'gemma3' else NAMES
   for name, weight in tensors.items():
     *before, part, kind = name.split('.')
     layer = f'blk.{before[2]}.' if 'layers' in before else ''
     if architecture == 'llama' and part in ('q_proj', 'k_proj'):
       heads = config.num_heads if part == 'q_proj' else config.num_kv_heads
       weight = permuted(weight, heads)
+    if architecture == 'gemma3' and 'norm' in part:
+      weight = weight + 1  # what a norm multiplies by
     as_ = Q8 if 'mlp' in name or 'embed' in name else F32
     writer.add_tensor(
-      f'{layer}{NAMES[part]}.{kind}', gguf.quantize(weight, as_), raw_dtype=as_
+      f'{layer}{names[part]}.{kind}', gguf.quantize(weight, as_), raw_dtype=as_
     )
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
@@ -148,7 +174,8 @@ def test_the_same_as_a_folder(folder_and_file, kind):
   # Some files say that they have no experts and the like, others say nothing.
   def nothing(writer):
     writer.add_expert_count(0)
-    writer.add_sliding_window(0)
+    if kind != 'gemma3':
+      writer.add_sliding_window(0)
     writer.add_rope_scaling_attn_factors(1.0)
 
   paths = folder_and_file(kind, change=nothing)
@@ -244,6 +271,48 @@ def test_what_a_file_says_and_is_not_read(folder_and_file, change, said):
   assert said in refusal(file)
 
 
+def test_what_gemma_3_says_besides(folder_and_file, tmp_path):
+  """Keys of newer files; and 27B, whose scale of scores has none."""
+
+  def more(writer):
+    writer.add_final_logit_softcapping(30.0)
+    writer.add_uint32('gemma3.attention.sliding_window_pattern', 2)
+    writer.add_float32('gemma3.rope.freq_base_swa', 77.0)
+
+  _, file = folder_and_file('gemma3', change=more)
+  found = weights.source(file).config()
+  assert found.logit_cap == 30.0 and found.rope_base == 500.0
+  local, wide = found.pattern
+  assert (local.window_tokens, wide.window_tokens) == (5, None)
+  assert local.rope_base == 77.0 and found.attention_scale is None
+  source = gguf_lib.Gguf(file)
+  source.metadata['gemma3.block_count'] = 62
+  assert gguf_lib.described(source)[0]['query_pre_attn_scalar'] == 8  # 32 / 4
+
+
+@pytest.mark.parametrize(
+  'change, said',
+  [
+    (
+      lambda w: w.add_array('gemma3.attention.sliding_window_pattern', [True]),
+      r'sliding_window_pattern=\[True\], but a whole number',
+    ),
+    (
+      lambda w: w.add_float32('gemma3.attn_logit_softcapping', 50.0),
+      'has gemma3.attn_logit_softcapping, of which',
+    ),
+    (
+      lambda w: w.add_float32('gemma3.rope.freq_base_swa', -1.0),
+      r'freq_base_swa=-1.0, but',
+    ),
+  ],
+)
+def test_what_gemma_3_may_not_say(folder_and_file, change, said):
+  _, file = folder_and_file('gemma3', change=change)
+  with pytest.raises(ValueError, match=said):
+    weights.source(file)
+
+
 META = {
   'general.architecture': 'llama',
   'llama.embedding_length': 32,
@@ -307,7 +376,7 @@ def test_an_architecture_that_is_not_read(tmp_path):
   writer.write_tensors_to_file()
   writer.close()
   said = refusal(tmp_path / 'x.gguf')
-  assert "'mamba'" in said and 'llama, qwen2, qwen3' in said
+  assert "'mamba'" in said and 'llama, qwen2, qwen3, gemma3' in said
 
 
 def test_a_file_that_lacks_its_description(tmp_path):
