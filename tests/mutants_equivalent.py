@@ -141,7 +141,7 @@ EQUIVALENT |= {
     '5000000000 -> 5000000001',
   ): 'any number of about this size does; it bounds the size of a file',
   (
-    'models/weights/families.py:parameters',
+    'models/weights/tensors.py:parameters',
     'tree = jax.eval_shape(Transformer(plain).init, jax.random.key(0))',
     '0 -> 1',
   ): _SHAPES,

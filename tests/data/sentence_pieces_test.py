@@ -122,7 +122,8 @@ def texts(number, parts, seed=0):
 
 
 PARTS = [
-  *CONTROLS, *OF_USERS, *LETTERS, *'  ▁\n\t', 'the', 'abc', 'aaaa', 'abab', 'ddd',
+  *CONTROLS, *OF_USERS, *LETTERS, *'  ▁\n\t',
+  'the', 'abc', 'aaaa', 'abab', 'ddd',
   '<0x41>', 'ß', '🙂', '中', '\0',
 ]  # fmt: skip
 

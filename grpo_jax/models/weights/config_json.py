@@ -3,7 +3,7 @@
 Reading knows the fields from the table of families. Writing tries the families
 one after another, and takes the first whose `config.json` reads back as the
 model: so what is written is never a neighbour of the model that was meant.
-What a file may not say is checked first.
+What a file may not say is checked first; see `config_fields`.
 
 Rotary positions have an older and a newer form. The older one has `rope_theta`
 and `rope_scaling` beside each other. Since transformers 5 both are in
@@ -12,8 +12,6 @@ both, and write the older one: transformers 4 and 5, and what is built on
 either, read it.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -21,12 +19,11 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-import numpy as np
-
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
+from grpo_jax.models.weights import config_fields
 from grpo_jax.models.weights import families
 from grpo_jax.models.weights.families import Family
 
@@ -169,7 +166,10 @@ def context_tokens(config_json: Fields) -> int | None:
     ValueError: See `config_from_huggingface`.
   """
   fields = _fields(family_of(config_json), config_json)
-  most, both = fields.get('max_position_embeddings'), _rope_fields(fields)
+  most, both = (
+    fields.get('max_position_embeddings'),
+    config_fields.rope_fields(fields),
+  )
   parts = [both, *(part for part in both.values() if isinstance(part, Mapping))]
   for given in parts:
     kind, factor = _rope_kind(given), given.get('factor')
@@ -252,7 +252,7 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
         f'config.json of a {row.architecture} has no {name}; give a complete '
         'one.'
       )
-  check(fields, called)
+  config_fields.check(fields, called)
   return fields
 
 
@@ -320,14 +320,6 @@ _SCALED: dict[str, dict[str, str]] = {
 }
 
 
-_GROWTH = 'llama_4_scaling_beta'
-
-
-def _rope_fields(fields: Fields) -> Fields:
-  """The dict of rotary positions, perhaps with one for each kind of layer."""
-  return fields.get('rope_scaling') or fields.get('rope_parameters') or {}
-
-
 def _rope_kind(given: Fields) -> str:
   return given.get('rope_type') or given.get('type') or 'default'
 
@@ -335,7 +327,7 @@ def _rope_kind(given: Fields) -> str:
 def _ropes(row: Family, fields: Fields) -> tuple[_Rope, _Rope]:
   """The rotary positions of layers without a window, and of those with one."""
   base, local_base = row.rope_bases
-  both = _rope_fields(fields)
+  both = config_fields.rope_fields(fields)
   full = both.get('full_attention') or {}
   local = both.get('sliding_attention') or {}
   if not full and not local:  # one dict for all kinds of layers
@@ -384,7 +376,7 @@ def _rope(row: Family, given: Fields, base: float, fields: Fields) -> _Rope:
     )
     more.setdefault('attention_factor', attention)
   if row.grows_queries:
-    more['query_growth'] = float(given.get(_GROWTH) or 0)
+    more['query_growth'] = float(given.get(config_fields.GROWTH) or 0)
   return _Rope(base, RopeScaling(kind, factor, trained, **more), rotated)
 
 
@@ -425,7 +417,7 @@ def _written_scaling(row: Family, scaling: RopeScaling) -> dict[str, Any]:
     if kind == 'llama3' or value != getattr(usual, ours):
       written[theirs] = value
   if row.grows_queries:
-    written[_GROWTH] = scaling.query_growth
+    written[config_fields.GROWTH] = scaling.query_growth
   return written
 
 
@@ -642,238 +634,3 @@ def _scalar(config: ModelConfig) -> float:
   scalar = config.attention_scale**-2
   whole = round(scalar)
   return whole if whole**-0.5 == config.attention_scale else scalar
-
-
-Problem = Callable[[Any], str]
-"""From a value to what is needed in its place; '' if it may stay."""
-
-# Sizes of a model are int32.
-_MOST = 2**31 - 1
-_WHOLE, _REAL = int | np.integer, int | float | np.integer | np.floating
-_LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
-
-
-def _needs(fits: Callable[[Any], bool], words: str) -> Problem:
-  return lambda value: '' if fits(value) else f'{words} needed'
-
-
-def _between(kinds: Any, least: float, most: float) -> Callable[[Any], bool]:
-  """Whether a value is a number of these kinds, and inside the bounds."""
-  return lambda value: (
-    isinstance(value, kinds)
-    and not isinstance(value, bool)
-    and least <= value <= most
-  )
-
-
-def _count(least: int = 1, most: int = _MOST) -> Problem:
-  words = f'a whole number from {least} to {most} is'
-  return _needs(_between(_WHOLE, least, most), words)
-
-
-def _number(most: float = _MOST_FLOAT) -> Problem:
-  words = '' if most == _MOST_FLOAT else f', at most {most:g},'
-  fits = _between(_REAL, _LEAST_FLOAT, most)
-  return _needs(fits, f'a finite number above 0{words} is')
-
-
-def _listed(fits: Callable[[Any], bool], words: str) -> Problem:
-  def all_fit(value):
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return listed and all(map(fits, value))
-
-  return _needs(all_fit, f'a list of {words} is')
-
-
-def _is_text(value: Any) -> bool:
-  return isinstance(value, str)
-
-
-COUNT, SHARE, ABOVE_0 = _count(), _number(1.0), _number()
-_FLAG = _needs(lambda value: isinstance(value, bool), 'true or false is')
-_TEXT = _needs(_is_text, 'a text is')
-
-
-def base_problem(value: Any) -> str:
-  """The `Problem` of the base of rotary frequencies."""
-  needed = 'a number above 1 is needed, so that later entries turn more slowly'
-  return ABOVE_0(value) or ('' if value > 1 else needed)
-
-
-_KINDS = {
-  **dict.fromkeys(
-    (
-      'vocab_size', 'hidden_size', 'intermediate_size',
-      'num_attention_heads', 'num_key_value_heads', 'head_dim',
-      'max_position_embeddings', 'original_max_position_embeddings',
-      'sliding_window_pattern', 'num_experts_per_tok',
-      'moe_intermediate_size', 'decoder_sparse_step',
-      'no_rope_layer_interval', 'n_group', 'topk_group',
-    ),
-    COUNT,
-  ),
-  # Lists of this length are made; no model is near.
-  'num_hidden_layers': _count(most=10_000),
-  'num_experts': _count(0, 1_000_000),
-  'max_window_layers': _count(0),
-  'sliding_window': _count(0),  # 0 where no layer has one
-  'first_k_dense_replace': _count(0),
-  'num_nextn_predict_layers': _count(0, 1_000),
-  'n_shared_experts': _count(0),
-  'shared_expert_intermediate_size': _count(0),
-  # Of the mean square of what a norm reads: with 1 or more it would be most of
-  # it.
-  'rms_norm_eps': SHARE,
-  **dict.fromkeys(
-    (
-      'query_pre_attn_scalar', 'attn_logit_softcapping',
-      'final_logit_softcapping', 'embedding_multiplier',
-      'residual_multiplier', 'attention_multiplier', 'logits_scaling',
-      'routed_scaling_factor',
-    ),
-    ABOVE_0,
-  ),
-  **dict.fromkeys(('rope_theta', 'rope_local_base_freq'), base_problem),
-  **dict.fromkeys(
-    (
-      'tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob',
-      'attention_bias', 'use_qk_norm',
-    ),
-    _FLAG,
-  ),
-  'partial_rotary_factor': SHARE,
-  'no_rope_layers': _listed(
-    lambda value: value in (0, 1), 'numbers, 1 for a layer that rotates and 0'
-  ),
-  'layer_types': _listed(_is_text, 'texts'),
-  'mlp_only_layers': _listed(
-    _between(_WHOLE, 0, _MOST), 'numbers of layers, from 0'
-  ),
-}  # fmt: skip
-
-_ROPE = {
-  **dict.fromkeys(
-    (
-      'factor', 'low_freq_factor', 'high_freq_factor',
-      'beta_fast', 'beta_slow', 'attention_factor', 'mscale', 'mscale_all_dim',
-    ),
-    ABOVE_0,
-  ),
-  'rope_theta': base_problem,
-  'original_max_position_embeddings': COUNT,
-  'partial_rotary_factor': SHARE,
-  _GROWTH: _needs(_between(_REAL, 0, _MOST_FLOAT), 'a finite number from 0 is'),
-  'truncate': _FLAG,
-  'rope_type': _TEXT,
-  'type': _TEXT,
-}  # fmt: skip
-
-
-# Null means something there: as many as heads, say, or no window.
-_NULL = {
-  'num_key_value_heads', 'head_dim', 'sliding_window', 'max_window_layers',
-  'max_position_embeddings', 'original_max_position_embeddings',
-  'final_logit_softcapping', 'attn_logit_softcapping', 'mlp_only_layers',
-  'layer_types', 'rope_theta', 'rope_local_base_freq', 'no_rope_layers',
-  'partial_rotary_factor',
-}  # fmt: skip
-
-
-def check(fields: Fields, called: Mapping[str, str]) -> None:
-  """Raises a ValueError that names a field with a value which means nothing.
-
-  Args:
-    fields: Those that are read, with defaults; None is null.
-    called: What a `config.json` calls a field, where it has another name.
-  """
-  for name, value in fields.items():
-    if name in _KINDS and (value is not None or name not in _NULL):
-      given = f'{called.get(name, name)}={value!r:.60}'
-      _refuse(_KINDS[name](value), given)
-  for name in ('rope_scaling', 'rope_parameters'):
-    rope = fields.get(name)
-    if rope and not isinstance(rope, Mapping):
-      raise ValueError(
-        f'config.json has {name}={rope!r:.60}, which is no object with fields; '
-        'give one, such as {"rope_type": "linear", "factor": 2.0}.'
-      )
-  _check_rope(_rope_fields(fields))
-  for problem in _contradictions(fields):
-    raise ValueError(f'config.json has {problem}; correct one of them.')
-
-
-def _refuse(needed: str, given: str) -> None:
-  """Raises a ValueError where something else is needed than what is given."""
-  if needed:
-    raise ValueError(
-      f'config.json has {given}, but {needed}; correct it, or copy the file '
-      'again.'
-    )
-
-
-def _check_rope(rope: Fields) -> None:
-  """As `check`, of the dict of rotary positions, or of one for each kind."""
-  parts = {'': rope}
-  for name in ('full_attention', 'sliding_attention'):
-    part = rope.get(name)
-    if part and not isinstance(part, Mapping):
-      raise ValueError(
-        f'config.json has {name}={part!r:.60} for rotary positions, which is '
-        'no object with fields; correct it.'
-      )
-    parts[f'{name}.'] = part or {}
-  for part, fields in parts.items():
-    for name, problem in _ROPE.items():
-      if (value := fields.get(name)) is not None:
-        given = f'{part}{name}={value!r:.60} for rotary positions'
-        _refuse(problem(value), given)
-    for low, usual_low, high, usual_high in (
-      ('low_freq_factor', 1, 'high_freq_factor', 4),
-      ('beta_slow', 1, 'beta_fast', 32),
-    ):
-      a, b = fields.get(low), fields.get(high)
-      if (a, b) != (None, None) and (a or usual_low) >= (b or usual_high):
-        raise ValueError(
-          f'config.json has {part}{low}={a or usual_low} and {high}='
-          f'{b or usual_high} for rotary positions; the first must be below '
-          'the second.'
-        )
-
-
-def _contradictions(fields: Fields) -> Iterator[str]:
-  """Two fields that cannot both be meant."""
-  width, heads = fields['hidden_size'], fields['num_attention_heads']
-  if fields.get('head_dim') is None and width % heads:
-    yield (
-      f'hidden_size={width}, which num_attention_heads={heads} does not divide,'
-      ' and no head_dim'
-    )
-  kv_heads = fields.get('num_key_value_heads')
-  if kv_heads is not None and heads % kv_heads:
-    yield (
-      f'num_attention_heads={heads}, which num_key_value_heads={kv_heads} does '
-      'not divide'
-    )
-  head_dim = fields.get('head_dim') or width // heads
-  share = fields.get('partial_rotary_factor') or 1.0
-  if head_dim * share % 2:
-    yield (
-      f'heads of {head_dim} entries (head_dim, or hidden_size over '
-      f'num_attention_heads), of which the share {share:g} is rotated, but '
-      'rotary positions turn pairs of them'
-    )
-  number, used = fields.get('num_experts'), fields.get('num_experts_per_tok')
-  if number and used > number:
-    yield f'num_experts_per_tok={used} of num_experts={number}'
-  if (
-    fields.get('use_sliding_window')
-    and fields.get('max_window_layers', 0) is None
-  ):
-    yield 'use_sliding_window=True and max_window_layers=None'
-  layers = fields['num_hidden_layers']
-  listed = fields.get('no_rope_layers')
-  if listed is not None and len(listed) < layers:
-    yield f'no_rope_layers of {len(listed)} and num_hidden_layers={layers}'
-  for place in fields.get('mlp_only_layers') or ():
-    if place >= layers:
-      yield f'mlp_only_layers with {place}, and num_hidden_layers={layers}'

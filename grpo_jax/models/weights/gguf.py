@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax.models.weights import config_json
+from grpo_jax.models.weights import config_fields
 from grpo_jax.models.weights import families
+from grpo_jax.models.weights import tensors as tensors_lib
 from grpo_jax.models.weights.safetensors import Stored
 
 # How many entries are made float32 at once: what the package holds besides its
@@ -137,11 +138,11 @@ _KINDS = {
       'attention.key_length', 'rope.dimension_count',
       'attention.sliding_window_pattern',
     ),
-    config_json.COUNT,
+    config_fields.COUNT,
   ),
-  'attention.layer_norm_rms_epsilon': config_json.SHARE,
-  'rope.freq_base': config_json.base_problem,
-  'rope.freq_base_swa': config_json.base_problem,
+  'attention.layer_norm_rms_epsilon': config_fields.SHARE,
+  'rope.freq_base': config_fields.base_problem,
+  'rope.freq_base_swa': config_fields.base_problem,
 }  # fmt: skip
 
 
@@ -155,8 +156,8 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
   """
   kinds = dict(_KINDS)
   if metadata.get(f'{name}.rope.scaling.type') not in (None, 'none'):
-    kinds['rope.scaling.factor'] = config_json.ABOVE_0
-    kinds['rope.scaling.original_context_length'] = config_json.COUNT
+    kinds['rope.scaling.factor'] = config_fields.ABOVE_0
+    kinds['rope.scaling.original_context_length'] = config_fields.COUNT
   for key, problem in kinds.items():
     value = metadata.get(f'{name}.{key}')
     if value is not None and (needed := problem(value)):
@@ -166,7 +167,7 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
       )
 
 
-def _families() -> dict[str, tuple[str, families.Tensors]]:
+def _families() -> dict[str, tuple[str, tensors_lib.Tensors]]:
   """From GGUF's name of an architecture to Hugging Face's, and its tensors."""
   return {
     row.gguf[0]: (row.architecture, row.gguf[1])
@@ -175,7 +176,7 @@ def _families() -> dict[str, tuple[str, families.Tensors]]:
   }
 
 
-def described(model: Gguf) -> tuple[dict[str, Any], families.Tensors]:
+def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
   Args:

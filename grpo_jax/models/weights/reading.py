@@ -36,6 +36,7 @@ from grpo_jax.models.weights import gguf
 from grpo_jax.models.weights import mxfp4
 from grpo_jax.models.weights import ranges
 from grpo_jax.models.weights import safetensors
+from grpo_jax.models.weights import tensors as tensors_lib
 
 Array = jax.Array
 
@@ -96,7 +97,7 @@ class Source:
 
   path: pathlib.Path
   config_json: Mapping[str, Any]
-  tensors: families.Tensors
+  tensors: tensors_lib.Tensors
   stored: Mapping[str, safetensors.Stored | Cut]
   reader: safetensors.Reader | None
   folder: pathlib.Path | None = None
@@ -259,7 +260,7 @@ def _from_folder(
   return _with_parts(source, row.fused) if row.fused else source
 
 
-def _with_parts(source: Source, fused: tuple[families.Fused, ...]) -> Source:
+def _with_parts(source: Source, fused: tuple[tensors_lib.Fused, ...]) -> Source:
   """A source whose fused tensors are those that they hold.
 
   Raises:
@@ -284,8 +285,8 @@ def _with_parts(source: Source, fused: tuple[families.Fused, ...]) -> Source:
 
 
 def _fused_at(
-  name: str, fused: tuple[families.Fused, ...]
-) -> tuple[families.Fused | None, int]:
+  name: str, fused: tuple[tensors_lib.Fused, ...]
+) -> tuple[tensors_lib.Fused | None, int]:
   """Which of the fused tensors has a name, and in which layer."""
   for one in fused:
     if match := one.pattern.fullmatch(name):
@@ -407,7 +408,7 @@ def load(
     ValueError: A tensor is missing, is one too many, or has another shape than
       the model says; or `dtype` would lose bits of the weights.
   """
-  wanted, tree = families.parameters(config, source.tensors)
+  wanted, tree = tensors_lib.parameters(config, source.tensors)
   _check_names(source, config, wanted)
   kind = dtype if dtype in LowRank.QUANTIZED else None
   dtype = 'bfloat16' if kind else dtype
@@ -424,7 +425,7 @@ def load(
 
 def _load(
   source: Source,
-  parameter: families.Parameter,
+  parameter: tensors_lib.Parameter,
   dtype: np.dtype,
   place: Any,
   kind: str | None,
@@ -482,7 +483,7 @@ def _named(parts: Any) -> Any:
   return dict(zip(quantized.PARTS, parts, strict=True))
 
 
-def _crossing(layout: families.Layout) -> families.Layout:
+def _crossing(layout: tensors_lib.Layout) -> tensors_lib.Layout:
   """The layout in which a tensor is put onto the devices.
 
   As it is stored; but on a CPU, XLA's transposition takes four times as long as
@@ -495,9 +496,9 @@ def _crossing(layout: families.Layout) -> families.Layout:
 
 def _read(
   source: Source,
-  parameter: families.Parameter,
+  parameter: tensors_lib.Parameter,
   names: tuple[str, ...],
-  layout: families.Layout,
+  layout: tensors_lib.Layout,
   place: NamedSharding | None,
 ) -> Array:
   """The tensors of one layer's parameter, on the devices.
@@ -556,7 +557,7 @@ def _common_axis(group: tuple[Any, ...]) -> Any:
 
 @functools.lru_cache(maxsize=256)  # one for all that are alike
 def _compiled(
-  layout: families.Layout,
+  layout: tensors_lib.Layout,
   shape: tuple[int, ...],
   dtype: np.dtype,
   place: Any,
@@ -579,7 +580,7 @@ def _compiled(
 
 
 def _check_names(
-  source: Source, config: ModelConfig, wanted: list[families.Parameter]
+  source: Source, config: ModelConfig, wanted: list[tensors_lib.Parameter]
 ) -> None:
   """Whether the source has each tensor that is wanted, and no other."""
   needed = {name for one in wanted for names in one.names for name in names}
@@ -605,7 +606,7 @@ def _some(names: list[str]) -> str:
 
 
 def _check_each(
-  source: Source, wanted: list[families.Parameter], dtype: str, rounded: bool
+  source: Source, wanted: list[tensors_lib.Parameter], dtype: str, rounded: bool
 ) -> None:
   """Whether every tensor has its shape, and keeps its bits."""
   if dtype not in ('float32', 'bfloat16'):

@@ -25,6 +25,7 @@ from grpo_jax.models.transformer import Transformer
 from grpo_jax.models.weights import config_json
 from grpo_jax.models.weights import families
 from grpo_jax.models.weights import safetensors
+from grpo_jax.models.weights import tensors as tensors_lib
 from grpo_jax.models.weights.reading import Source
 
 Array = jax.Array
@@ -102,10 +103,10 @@ def save(
     )
   described = _described(config, source, dtype, fields or {})
   row = families.family(described['architectures'][0])
-  wanted, _ = families.parameters(config, row.tensors)
+  wanted, _ = tensors_lib.parameters(config, row.tensors)
   _check(params, jax.eval_shape(Transformer(config).init, jax.random.key(0)))
   leaves, adapters = _parts(config, params)
-  written = families.written(config, wanted, row.fused)
+  written = tensors_lib.written(config, wanted, row.fused)
   tensors = [(name, one.shape(wanted)) for one in written for name in one.names]
   arrays = _arrays(
     written, wanted, leaves, adapters, config.lora, np.dtype(dtype)
@@ -200,8 +201,8 @@ def _check(params: Mapping[str, Any], tree: Any) -> None:
 
 
 def _arrays(
-  written: list[families.Written],
-  wanted: list[families.Parameter],
+  written: list[tensors_lib.Written],
+  wanted: list[tensors_lib.Parameter],
   leaves: list[Any],
   adapters: list[tuple[Array, Array] | None],
   low_rank: LowRank | None,
@@ -244,7 +245,7 @@ def _take(
   adapter: tuple[Array, Array] | None,
   layer: int | None,
   *,
-  layout: families.Layout,
+  layout: tensors_lib.Layout,
   dtype: np.dtype,
   place: NamedSharding | None,
   low_rank: LowRank | None,
@@ -310,9 +311,9 @@ def save_adapter(
   written = config_json.config_to_huggingface(plain, architecture)
   row = families.family(architecture or written['architectures'][0])
   low = _adapters(params)
-  wanted = families.parameters(plain, row.tensors)[0]
+  wanted = tensors_lib.parameters(plain, row.tensors)[0]
   tensors, arrays, ranks = [], [], {}
-  for one in families.written(plain, wanted, row.fused):
+  for one in tensors_lib.written(plain, wanted, row.fused):
     parts = [(wanted[number], layer) for number, layer in one.parts]
     if not any(parameter.path in low for parameter, _ in parts):
       continue
@@ -405,7 +406,7 @@ def _targets(
 
 
 def _pair(
-  parts: list[tuple[families.Parameter, int]], low: Mapping[Any, Any]
+  parts: list[tuple[tensors_lib.Parameter, int]], low: Mapping[Any, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
   """A [r,in] and B [out,r] of one module.
 

@@ -18,6 +18,7 @@ import numpy as np
 from grpo_jax.models import weights
 from grpo_jax.models.weights import families
 from grpo_jax.models.weights import safetensors
+from grpo_jax.models.weights import tensors as tensors_lib
 from tests.models.weights import real_models
 
 MIB = 2**20
@@ -28,7 +29,7 @@ def make(folder: pathlib.Path) -> None:
   described = real_models.MODELS['Llama-3.2-1B']
   config = weights.config_from_huggingface(described)
   tensors = families.family(described['architectures'][0]).tensors
-  wanted, _ = families.parameters(config, tensors)
+  wanted, _ = tensors_lib.parameters(config, tensors)
   names = [(n, p.name_shape) for p in wanted for ns in p.names for n in ns]
   rng = np.random.default_rng(0)
   bfloat16 = np.dtype(jax.numpy.bfloat16)
