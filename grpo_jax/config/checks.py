@@ -200,17 +200,7 @@ def checks(config: Any):
     )
   yield from _checks_of_environment(config)
   yield from _checks_of_agent(config)
-  yield (
-    not config.lora.rank or len(config.lora.targets) > 0,
-    f'lora.rank={config.lora.rank} with no lora.targets, so that there is '
-    "nothing to train; give patterns, such as ('attention/*',)",
-  )
-  base = config.lora.base_dtype
-  yield (
-    config.lora.rank > 0 or base not in ('int8', 'nf4'),
-    f"lora.base_dtype='{base}' with lora.rank=0, which trains the weights "
-    "themselves; give lora.rank, or 'float32'",
-  )
+  yield from _checks_of_lora(config.lora)
   yield (
     0 < config.reference.refresh_weight <= 1,
     f'reference.refresh_weight={config.reference.refresh_weight}; give more '
@@ -402,6 +392,19 @@ _KNOWN_OF_REWARDS = {
   'where': ('auto', 'here', 'workers'),
   'on_failure': ('invalid', 'reward'),
 }
+
+
+def _checks_of_lora(lora):
+  yield (
+    not lora.rank or len(lora.targets) > 0,
+    f'lora.rank={lora.rank} with no lora.targets, so that there is '
+    "nothing to train; give patterns, such as ('attention/*',)",
+  )
+  yield (
+    lora.rank > 0 or lora.base_dtype not in ('int8', 'nf4'),
+    f"lora.base_dtype='{lora.base_dtype}' with lora.rank=0, which trains the "
+    "weights themselves; give lora.rank, or 'float32'",
+  )
 
 
 def _checks_of_rewards(rewards: Any):

@@ -73,7 +73,7 @@ def logp(model, params):
   'shape, inputs',
   [((192, 5), 1), ((64, 3, 8), 1), ((3, 64, 16), 2), ((48, 4), 1)],
 )
-@pytest.mark.parametrize('scale', [1.0, 1e-3, 40.0])
+@pytest.mark.parametrize('scale', [1.0, 1e-3])
 def test_codes_stand_for_what_the_papers_say(qwix, shape, inputs, scale):
   weight = scale * np.random.default_rng(0).standard_normal(shape, np.float32)
   weight[..., 0] = 0  # an output without weights

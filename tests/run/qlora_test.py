@@ -23,7 +23,7 @@ from tests.run import export_test
 pytest.importorskip('qwix', reason='qwix is not installed')
 pytestmark = pytest.mark.usefixtures('shared_programs')
 
-KINDS = 'int8', 'nf4'
+KINDS = pytest.param('int8', marks=pytest.mark.long), 'nf4'
 LORA = {
   'lora.rank': 2,
   'lora.alpha': 4.0,
