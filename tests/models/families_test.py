@@ -5,6 +5,7 @@ The models are the golden ones, whose logits are those of transformers; see
 """
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -59,6 +60,11 @@ def test_the_correction_of_a_choice_gets_no_gradient_and_does_not_decay():
   assert np.all(grads['blocks'][0]['attention']['sinks'])
   for path in ('experts', 'correction_bias'), ('attention', 'sinks'):
     assert not model.decays(('blocks', '1', *path))
+
+
+def test_the_front_page_counts_the_families():
+  front = pathlib.Path(__file__).parents[2] / 'README.md'
+  assert f'one of {len(families_table.ROWS)} families' in front.read_text()
 
 
 def test_every_family_has_a_row_with_small_errors():
