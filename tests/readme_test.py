@@ -515,7 +515,15 @@ def test_the_scripts_have_the_flags_that_are_typed():
 
 
 # Tables that are made from the code.
-@pytest.mark.parametrize('name', [n for n in readmes.PARTS if n != 'methods'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    # Its plans of all shapes take half a minute.
+    pytest.param(name, marks=pytest.mark.long) if name == 'families' else name
+    for name in readmes.PARTS
+    if name != 'methods'
+  ],
+)
 def test_parts_made_from_the_code_are_up_to_date(name):
   """Otherwise: `python -m tests.readmes`."""
   assert readmes.written(name) == readmes.PARTS[name][1]().strip()
