@@ -12,8 +12,8 @@ which the package holds.)
 
 It has no chat template, so a question is a text with an answered one behind it,
 and the end of a line ends the answer. Of 128 held-out problems it gets .016
-right before, .719 after 8 rollouts, and .852 after 16 (seed 0). On two cores
-that others used too this took 15 minutes and 4.5 GiB.
+right before, .719 after 8 rollouts and .852 after 16 (seed 0). On two cores
+that others used too, this took 15 minutes and 4.5 GiB.
 """
 
 from ml_collections import ConfigDict
