@@ -141,7 +141,7 @@ class Lora:
     'float32',
     "Dtype of the weights beside the adapters: 'float32', or 'bfloat16' for "
     'half the memory, to which weights of more digits are rounded. Or what '
-    "the package qwix quantises the matrices of layers to: 'int8', or 'nf4' "
+    "the package qwix quantizes the matrices of layers to: 'int8', or 'nf4' "
     "of 4 bits (QLoRA); embedding and output layer are 'bfloat16' then.",
   )
 

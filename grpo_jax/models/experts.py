@@ -1,10 +1,10 @@
 r"""A mixture of experts in the place of an MLP: k of E experts for each token.
 
-The router gives every token a probability for each expert, in float32. The k
-most likely experts compute the token, and their outputs are summed with these
-probabilities as weights. No token is dropped, however uneven the choices are:
-the pairs of a token and an expert are sorted by expert, so that each expert
-multiplies the rows of its own pairs.
+The router gives every token a score for each expert, in float32: a probability,
+or a sigmoid of each by itself. The k best experts compute the token, and their
+outputs are summed with these scores as weights. No token is dropped, however
+uneven the choices are: the pairs of a token and an expert are sorted by expert,
+so that each expert multiplies the rows of its own pairs.
 
 On a mesh the experts are split over the axis `expert`, and so are the rows. The
 devices along this axis exchange rows of activations and never weights: each

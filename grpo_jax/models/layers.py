@@ -446,7 +446,7 @@ class Block(nnx.Module):
     )
     # A shard would keep the weights that it gathers here for the backward pass.
     gathers = sharding.on_shard() and config.remat == 'none'
-    # So would anyone keep those that are dequantised.
+    # So would anyone keep those that are dequantized.
     gathers |= config.lora is not None and config.lora.quantized is not None
     again = keep_products if gathers else lambda function: function
     mixed = shards.summed(again(self.attention.mix)(mixed))
@@ -454,9 +454,10 @@ class Block(nnx.Module):
     routed = None
     if kind.experts:
       # Not computed twice, because experts may lie on other devices.
-      mixed, routed = again(self.experts)(self._read(x, 'mlp'), counted)
+      read = self._read(x, 'mlp')
+      mixed, routed = again(self.experts)(read, counted)
       if hasattr(self, 'shared'):
-        mixed = mixed + keep_products(self._shared, once)(x)
+        mixed = mixed + keep_products(self._shared, once)(read)
     else:
       mixed = keep_products(self._mlp, once)(x)
     return self._added(x, shards.summed(mixed), 'mlp'), cache, routed
@@ -468,8 +469,8 @@ class Block(nnx.Module):
   def _mlp(self, x):
     return self.mlp(shards.whole(self._read(x, 'mlp')))
 
-  def _shared(self, x):
-    return self.shared(shards.whole(self._read(x, 'mlp')))
+  def _shared(self, read):
+    return self.shared(shards.whole(read))
 
   def _read(self, x, part):
     """What a part of the layer reads of the residual stream."""

@@ -103,7 +103,7 @@ def is_quantized(node: Any) -> bool:
 
 
 def whole(params: Any, dtype: Any = jnp.float32) -> Any:
-  """The parameters with every weight dequantised; others are as they were."""
+  """The parameters with every weight dequantized; others are as they were."""
 
   def one(node):
     return dequantize(**node, dtype=dtype) if is_quantized(node) else node
@@ -148,7 +148,7 @@ class Weight(nnx.Module):
 def _after(x: Array, codes: Array) -> tuple[Array, Array]:
   """The same arrays, of which the codes are not known before x is.
 
-  In front of a loop over tokens, the compiler would else dequantise the weights
+  In front of a loop over tokens, the compiler would else dequantize the weights
   of all layers, and keep them.
   """
   if sharding.platform() != 'cpu':

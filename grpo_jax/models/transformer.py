@@ -422,7 +422,7 @@ class Transformer:
       path: Where the parameter is in the tree of `init`.
 
     Returns:
-      False for scales of norms, for biases, and for parts of quantised weights.
+      False for scales of norms, for biases, and for parts of quantized weights.
     """
     if path[-1] in axes.QUANTIZED:
       return False

@@ -113,7 +113,7 @@ def test_inputs_that_no_tile_divides_are_refused(qwix):
   [{}, pytest.param(tiny.FANCY, marks=pytest.mark.long)],
   ids=['plain', 'fancy'],
 )
-def test_a_model_is_that_with_the_dequantised_weights(qwix, kind, changes):
+def test_a_model_is_that_with_the_dequantized_weights(qwix, kind, changes):
   model, params = made(kind, **changes)
   plain, dense = adapted(None, **changes), quantized.whole(params)
   wanted = jax.eval_shape(plain.init, jax.random.key(0))
@@ -159,7 +159,7 @@ def test_a_gradient_on_eight_devices_is_that_on_one(qwix, kind):
   assert max(meshed.errors(model, params)) < 2e-5
 
 
-def test_no_dequantised_model_exists_while_tokens_are_drawn(qwix):
+def test_no_dequantized_model_exists_while_tokens_are_drawn(qwix):
   model = adapted('nf4', width=128, num_layers=6, mlp_width=512)
   params = jax.eval_shape(model.unstack, model.abstract())
   attend = lambda query, key, value, cache, *_: (query, cache)

@@ -1,4 +1,4 @@
-"""A run whose frozen weights are quantised: read, resumed, written."""
+"""A run whose frozen weights are quantized: read, resumed, written."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_adapters_learn_and_nothing_else_changes_or_is_kept(trained):
   policies.load(config, workdir)  # refuses other weights than the run's
 
 
-def test_weights_are_quantised_as_they_are_read_on_any_devices(trained):
+def test_weights_are_quantized_as_they_are_read_on_any_devices(trained):
   config, _ = trained
   run, kind = build.run(config), config.lora.base_dtype
   found = build.frozen_params(run)

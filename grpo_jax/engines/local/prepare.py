@@ -36,7 +36,7 @@ def sampler_params(model: Layered, params):
 
   Returns:
     The tree that `Sampler` and other engines read. Vectors (the scales of
-    norms), routers and quantised weights stay as in training. The arrays are
+    norms), routers and quantized weights stay as in training. The arrays are
     copies, because the learner donates its own to the next update.
   """
   return _cast(model, model.unstack(params))

@@ -166,10 +166,8 @@ def context_tokens(config_json: Fields) -> int | None:
     ValueError: See `config_from_huggingface`.
   """
   fields = _fields(family_of(config_json), config_json)
-  most, both = (
-    fields.get('max_position_embeddings'),
-    config_fields.rope_fields(fields),
-  )
+  most = fields.get('max_position_embeddings')
+  both = config_fields.rope_fields(fields)
   parts = [both, *(part for part in both.values() if isinstance(part, Mapping))]
   for given in parts:
     kind, factor = _rope_kind(given), given.get('factor')

@@ -56,8 +56,8 @@ class Cut:
   @property
   def ranges(self) -> list[range]:
     """Which places of each axis."""
-    axes = zip(self.index, self.whole.shape, strict=True)
-    return [range(*one.indices(size)) for one, size in axes]
+    both = zip(self.index, self.whole.shape, strict=True)
+    return [range(*one.indices(size)) for one, size in both]
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -257,11 +257,20 @@ def _from_folder(
         f'{", ".join(safetensors.DTYPES)}.'
       )
   source = Source(folder, config_json, row.tensors, stored, reader, folder)
-  return _with_parts(source, row.fused) if row.fused else source
+  return _with_parts(source, stored, row.fused) if row.fused else source
 
 
-def _with_parts(source: Source, fused: tuple[tensors_lib.Fused, ...]) -> Source:
+def _with_parts(
+  source: Source,
+  whole: Mapping[str, safetensors.Stored],
+  fused: tuple[tensors_lib.Fused, ...],
+) -> Source:
   """A source whose fused tensors are those that they hold.
+
+  Args:
+    source: The model, opened.
+    whole: What is stored, with fused tensors.
+    fused: Which these are.
 
   Raises:
     ValueError: See `Source.config`; or a tensor has another number of rows than
@@ -269,9 +278,9 @@ def _with_parts(source: Source, fused: tuple[tensors_lib.Fused, ...]) -> Source:
   """
   config = source.config()
   parts: dict[str, safetensors.Stored | Cut] = {}
-  for name, stored in source.stored.items():
+  for name, stored in whole.items():
     one, layer = _fused_at(name, fused)
-    if one is None or isinstance(stored, Cut):
+    if one is None:
       parts[name] = stored
       continue
     kind = config.kinds[min(layer, config.num_layers - 1)]
@@ -397,7 +406,7 @@ def load(
     place: A tree of `NamedSharding`, as `sharding.param_shardings` makes it.
       None puts everything on the first device.
     dtype: Of matrices: `'float32'`, or `'bfloat16'` for weights that are not
-      trained; or `'int8'` or `'nf4'`, in which those of layers are quantised,
+      trained; or `'int8'` or `'nf4'`, in which those of layers are quantized,
       the others being bfloat16. Scales and biases are float32.
     rounded: Whether `dtype` may have fewer bits than what is stored.
 
@@ -430,7 +439,7 @@ def _load(
   place: Any,
   kind: str | None,
 ) -> Any:
-  """One parameter, all its layers; in codes and scales if it is quantised."""
+  """One parameter, all its layers; in codes and scales if it is quantized."""
   how = None
   if kind and '/'.join(parameter.path[-2:]) in LowRank.NAMES:
     how = kind, len(axes.matrix(parameter.path).inputs)
@@ -469,7 +478,7 @@ def _load(
 
 
 def _parts(weight: Array, how: tuple[str, int] | None) -> Any:
-  """A layer's weight; or its codes and scales, if it is quantised."""
+  """A layer's weight; or its codes and scales, if it is quantized."""
   if how is None:
     return weight
   found = quantized.quantize(weight, *how)

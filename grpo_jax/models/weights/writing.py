@@ -72,7 +72,7 @@ def save(
     folder: Where to; it is made if it does not exist, and may hold no model.
     config: The model.
     params: Its parameters, the tree of `Transformer.init`. If the model has
-      adapters, each is added to its weight as that is written. Quantised
+      adapters, each is added to its weight as that is written. Quantized
       weights are written as the numbers that they stand for.
     dtype: Of the file: `'float32'`, or `'bfloat16'` for half the size. bfloat16
       rounds what was trained: changes below 1/256 of a weight are lost.
@@ -156,7 +156,7 @@ def _parts(
   low, base = {}, params
   if config.lora is not None:
     low, base = _adapters(params), lora.split(params, lora.trains)[1]
-  # A weight that is quantised is one parameter.
+  # A weight that is quantized is one parameter.
   leaves = jax.tree_util.tree_leaves_with_path(
     base, is_leaf=quantized.is_quantized
   )

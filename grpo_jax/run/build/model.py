@@ -169,7 +169,7 @@ def transformer(
 
 
 def _quantized(base_dtype: str) -> str | None:
-  """How the weights of layers are quantised beside adapters, if they are."""
+  """How the weights of layers are quantized beside adapters, if they are."""
   return base_dtype if base_dtype in models.LowRank.QUANTIZED else None
 
 
@@ -334,7 +334,7 @@ def abstract(
   Args:
     model: Whose parameters.
     mesh: From `sharding.make_mesh`.
-    base_dtype: Of frozen matrices. What the model itself keeps quantised is in
+    base_dtype: Of frozen matrices. What the model itself keeps quantized is in
       codes, and the other matrices beside it are bfloat16.
   """
   shapes = model.abstract()
