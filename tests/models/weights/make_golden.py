@@ -232,6 +232,18 @@ def randomize(model: torch.nn.Module) -> None:
       torch.nn.init.normal_(buffer, std=0.2)
 
 
+def round_weights(model: torch.nn.Module) -> None:
+  """To few numbers, about 3 bits of each, so that files can be compressed.
+
+  All are small multiples of a power of two, and exact in bfloat16 too.
+  """
+  buffers = {k: x for k, x in model.named_buffers() if 'correction' in k}
+  for weight in [*model.parameters(), *buffers.values()]:
+    if weight.numel() > 1 and weight.std() > 0:
+      step = 2.0 ** torch.round(torch.log2(weight.std() / 2))
+      weight.data = torch.round(weight.data / step) * step
+
+
 def logits(model, tokens: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
   """f32[N,V], at the N tokens that are no padding, row by row."""
   position = dict(position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
@@ -262,6 +274,7 @@ def write(name: str, config) -> None:
   model.eval()
   with torch.no_grad():
     randomize(model)
+    round_weights(model)
   if name in HALVED:
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size='16KB')
   else:
