@@ -24,10 +24,24 @@ _LAYER_AXES = {
   'value_bias': ('kv_heads', None),
   'output_bias': ('width',),
   'sinks': ('heads',),
+  'head_gate': ('width', 'heads', None),
   'shared_gate': ('width', None),
   'gate': ('width', 'mlp'),
   'up': ('width', 'mlp'),
   'down': ('mlp', 'width'),
+  # Of layers with a state.
+  'before': ('width', 'mlp'),
+  'behind': ('width', 'mlp'),
+  'inward': ('width', 'mlp'),
+  'outward': ('mlp', 'width'),
+  'taps': (None, 'mlp'),
+  'rate': ('width', 'heads'),
+  'decay': ('width', 'heads'),
+  'query_taps': (None, 'heads', None),
+  'key_taps': (None, 'kv_heads', None),
+  'value_taps': (None, 'kv_heads', None),
+  'log_decay': ('heads',),
+  'decay_bias': ('heads',),
 }
 _EXPERT_AXES = {
   'router': ('width', None),
@@ -100,8 +114,8 @@ def matrix(path: tuple[str, ...]) -> MatrixAxes:
 
 
 def is_vector(name: str) -> bool:
-  """Whether a parameter with axes is added, and multiplies nothing."""
-  return name.endswith('_bias') or name == 'sinks'
+  """Whether a parameter with axes sums over nothing, as a matrix does."""
+  return name.endswith(('_bias', 'taps')) or name in ('sinks', 'log_decay')
 
 
 def gather(

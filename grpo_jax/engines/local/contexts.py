@@ -90,7 +90,7 @@ class Programs:
     Args:
       params: What `sampler_params` returned.
       cache: For each layer the keys and values of the rows of a pool, f[B,...]
-        with M places; see `attention.cache_axes`.
+        with M places, see `attention.cache_axes`; or their states.
       rows: i32[E], numbered on each data shard by itself.
       tokens: i32[E,Q].
       start: i32[E], the position of the first of them.
@@ -196,18 +196,25 @@ class Programs:
     token = jax.ShapeDtypeStruct((1, 1), np.int32)
     one = _shortest.eval_shape(self, params, token)
 
-    def whole(x, axis, portable_axis):
+    def whole(x, heads, axis=None, portable_axis=None):
       shape = [rows, *x.shape[1:]]
-      del shape[portable_axis]
-      shape.insert(axis, places)
+      if axis is not None and portable_axis is not None:
+        del shape[portable_axis]
+        shape.insert(axis, places)
       at = self.mesh and jax.sharding.NamedSharding(
         self.mesh, sharding.cache_spec(self.mesh, tuple(shape), heads)
       )
       return jax.ShapeDtypeStruct(tuple(shape), x.dtype, sharding=at)
 
     portable = attention.cache_axes('xla').positions
-    axes, heads = self._axes.positions, self._axes.heads
-    return [tuple(map(whole, layer, axes, portable)) for layer in one]
+
+    def of_layer(kind, layer):
+      axes = [sampler.heads_axes(kind, self._axes.heads)]
+      if kind.mixer == 'attention':
+        axes += [self._axes.positions, portable]
+      return tuple(map(whole, layer, *axes))
+
+    return list(map(of_layer, self.model.config.kinds, one))
 
   def empty(self, params, rows: int, places: int) -> Any:
     """Caches of a pool, on the devices; see `shapes`."""
@@ -223,8 +230,7 @@ class Programs:
     return sampler.read_hidden(self.model, params, tokens, positions, over)[1]
 
   def _placed(self, cache: Any) -> Any:
-    heads = self._axes.heads
-    return jax.tree.map(lambda x: sharding.constrain_cache(x, heads), cache)
+    return sampler.placed(self.model.config, cache, self._axes.heads)
 
   @property
   def _axes(self) -> attention.CacheAxes:
