@@ -145,31 +145,41 @@ def llama_cpp(interleaved: bool) -> Tensors:
   return tensors
 
 
-def _fused(part: str, name: str, of: str, rows: Any) -> Fused:
-  """Linear layers of one part of a layer."""
-  prefix = f'model.layers.{{layer}}.{part}.'
-  names = tuple(f'{prefix}{one}_proj.weight' for one in of.split())
-  return Fused(f'{prefix}{name}.weight', names, rows)
+def _fused(module: str, names: str, sizes: Any, **turns: Any) -> Fused:
+  """A linear layer that stands for several.
+
+  Args:
+    module: Its name in a layer.
+    names: Those of what it stands for, there too.
+    sizes: See `Fused`.
+    **turns: Likewise.
+  """
+  layer = 'model.layers.{layer}.'
+  parts = tuple(f'{layer}{name}.weight' for name in names.split())
+  return Fused(f'{layer}{module}.weight', parts, sizes, **turns)
 
 
 _FUSED_HEADS = _fused(
-  'self_attn',
-  'qkv_proj',
-  'q k v',
+  'self_attn.qkv_proj',
+  'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
   lambda config: (
     config.num_heads * config.head_dim,
     *(config.num_kv_heads * config.head_dim,) * 2,
   ),
 )
 _FUSED_GATE = _fused(
-  'mlp', 'gate_up_proj', 'gate up', lambda config: (config.mlp_width,) * 2
+  'mlp.gate_up_proj',
+  'mlp.gate_proj mlp.up_proj',
+  lambda config: (config.mlp_width,) * 2,
 )
 _EXPERTS = 'model.layers.{layer}.mlp.experts.'
 _FUSED_EXPERTS = tuple(
   Fused(
     f'{_EXPERTS}gate_up_proj{bias}',
     tuple(f'{_EXPERTS}{one}_proj{bias}' for one in ('gate', 'up')),
-    rows=None,
+    sizes=lambda config: (1, 1),
+    turns=lambda config: config.experts.width,
+    axis=-1,
   )
   for bias in ('', '_bias')
 )
