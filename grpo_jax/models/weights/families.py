@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights.tensors import Fused
 from grpo_jax.models.weights.tensors import Layout
 from grpo_jax.models.weights.tensors import Tensor
@@ -110,6 +111,34 @@ def _packed_experts(tensors: Tensors) -> Tensors:
   return {**tensors, **{('experts', ours): x for ours, x in names.items()}}
 
 
+def _lfm2() -> Tensors:
+  """The names of LFM2; see `_FUSED_CONVOLUTION`."""
+  layer = 'model.layers.{layer}.'
+  attention, mlp = f'{layer}self_attn.', f'{layer}feed_forward.'
+  norms = {'attention_norm': 'operator_norm', 'mlp_norm': 'ffn_norm'}
+  tensors = {
+    **hugging_face(norms=norms),
+    ('final_norm', 'scale'): Tensor('model.embedding_norm.weight'),
+    ('attention', 'output'): _linear(f'{attention}out_proj', first=2),
+    ('convolution', 'taps'): Tensor(
+      f'{layer}conv.conv.weight', Layout(transposed=True, depthwise=True)
+    ),
+    ('convolution', 'outward'): _linear(f'{layer}conv.out_proj'),
+    ('experts', 'router'): _linear(f'{mlp}gate'),
+    ('experts', 'correction_bias'): Tensor(f'{mlp}expert_bias'),
+  }
+  for ours in ('query', 'key'):
+    scale = Tensor(f'{attention}{ours[0]}_layernorm.weight')
+    tensors['attention', f'{ours}_norm', 'scale'] = scale
+  for ours in ('before', 'behind', 'inward'):
+    tensors['convolution', ours] = _linear(f'{layer}conv.in_proj.{ours}')
+  for ours, name in dict(gate='w1', up='w3', down='w2').items():
+    tensors['mlp', ours] = _linear(f'{mlp}{name}')
+    expert = _linear(f'{mlp}experts.{{expert}}.{name}', experts=True)
+    tensors['experts', ours] = expert
+  return tensors
+
+
 def llama_cpp(interleaved: bool) -> Tensors:
   """The names in GGUF files, of which all are read and none written.
 
@@ -172,16 +201,29 @@ _FUSED_GATE = _fused(
   'mlp.gate_proj mlp.up_proj',
   lambda config: (config.mlp_width,) * 2,
 )
+
+
+def _expert_width(config: ModelConfig) -> int:
+  assert config.experts is not None
+  return config.experts.width
+
+
 _EXPERTS = 'model.layers.{layer}.mlp.experts.'
 _FUSED_EXPERTS = tuple(
   Fused(
     f'{_EXPERTS}gate_up_proj{bias}',
     tuple(f'{_EXPERTS}{one}_proj{bias}' for one in ('gate', 'up')),
     sizes=lambda config: (1, 1),
-    turns=lambda config: config.experts.width,
+    turns=_expert_width,
     axis=-1,
   )
   for bias in ('', '_bias')
+)
+
+_FUSED_CONVOLUTION = _fused(
+  'conv.in_proj',
+  'conv.in_proj.before conv.in_proj.behind conv.in_proj.inward',
+  lambda config: (config.width,) * 3,
 )
 
 
@@ -191,6 +233,12 @@ def _rotates(fields: Fields, layer: int) -> bool:
   if listed is None:
     return (layer + 1) % fields['no_rope_layer_interval'] != 0
   return bool(listed[layer])
+
+
+def _is_not_listed(fields: Fields, layer: int) -> bool:
+  """Of LFM2, whose field has the numbers of layers with attention."""
+  listed = fields['full_attn_idxs']
+  return listed is not None and layer not in listed
 
 
 def _later_windows(fields: Fields, layer: int) -> bool:
@@ -213,6 +261,10 @@ class Family:
     windows: Whether a layer, by its number, has a window, where `layer_types`
       does not say.
     layer_types: Whether the field `layer_types` is read at all.
+    state: What that calls a layer with a state, and which of our mixers that
+      is; None: there are none.
+    has_state: Whether a layer, by its number, has a state, where `layer_types`
+      does not say.
     rotates: Whether a layer, by its number, rotates queries and keys.
     rotated: Which share of a head is rotated; None: as `partial_rotary_factor`
       says.
@@ -250,6 +302,8 @@ class Family:
   fixed: Fields = dataclasses.field(default_factory=dict)
   windows: Callable[[Fields, int], bool] = lambda fields, layer: False
   layer_types: bool = False
+  state: tuple[str, str] | None = None
+  has_state: Callable[[Fields, int], bool] = lambda fields, layer: False
   rotates: Callable[[Fields, int], bool] = lambda fields, layer: True
   rotated: float | None = 1.0
   features: Fields = dataclasses.field(default_factory=dict)
@@ -415,6 +469,35 @@ _MINISTRAL3 = Family(
   classifier='Ministral3ForSequenceClassification',
   windows=lambda fields, layer: fields['sliding_window'] is not None,
   grows_queries=True,
+)
+_LFM2 = Family(
+  'Lfm2ForCausalLM',
+  'lfm2',
+  dict(
+    _COMMON,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    full_attn_idxs=None,
+    linear_conv_kernel_dim=3,
+    block_auto_adjust_ff_dim=True,
+    block_ffn_dim_multiplier=1.0,
+    block_multiple_of=256,
+  ),
+  renamed=dict(
+    block_ff_dim='intermediate_size', tie_embedding='tie_word_embeddings'
+  ),
+  called=dict(rms_norm_eps='norm_eps', linear_conv_kernel_dim='conv_L_cache'),
+  fixed=dict(
+    conv_bias=(False, 'a convolution with biases is not computed here')
+  ),
+  layer_types=True,
+  state=('conv', 'convolution'),
+  has_state=_is_not_listed,
+  features=dict(qk_norm=True),
+  rope_bases=(1_000_000.0, None),
+  tensors=_lfm2(),
+  fused=(_FUSED_CONVOLUTION,),
 )
 
 FAMILIES = (
@@ -699,6 +782,7 @@ FAMILIES = (
     tensors=_packed_experts(hugging_face()),
     fused=_FUSED_EXPERTS,
   ),
+  _LFM2,
 )
 """All families, the plainest first: what several can express, it is."""
 

@@ -395,10 +395,11 @@ def _targets(
   """What `peft` is to adapt.
 
   A short name such as 'q_proj' means every module with this name. In a model
-  with experts these would be among them, and in one that sees images those of
-  its vision tower, so there each module is named in full.
+  with experts these would be among them, in one that sees images those of its
+  vision tower, and layers with a state have a module of the same name as those
+  with attention; so there each module is named in full.
   """
-  if config.experts is not None or row.modules:
+  if config.experts is not None or config.has_states or row.modules:
     return sorted(modules)
   return sorted({name.rpartition('.')[2] for name in modules})
 

@@ -129,6 +129,12 @@ CASES: dict[str, dict[str, Any]] = {
     num_local_experts=3,
     num_experts_per_tok=2,
   ),
+  'Lfm2ForCausalLM': dict(
+    _SMALL,
+    model_type='lfm2',
+    layer_types=['conv', 'full_attention'],
+    block_auto_adjust_ff_dim=False,
+  ),
 }
 
 

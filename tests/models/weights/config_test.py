@@ -22,6 +22,7 @@ GEMMA3 = real_models.MODELS['gemma-3-1b']
 SMOLLM3 = real_models.MODELS['SmolLM3-3B']
 PHI4 = real_models.MODELS['Phi-4']
 GLM4 = real_models.MODELS['GLM-4-9B']
+LFM2 = real_models.MODELS['LFM2-1.2B']
 
 
 def read(fields, **changes):
@@ -278,6 +279,15 @@ def test_how_it_is_computed_is_ours():
     (PHI4, dict(partial_rotary_factor=0.3), 'rotary positions turn pairs'),
     (PHI4, dict(partial_rotary_factor=1.5), 'partial_rotary_factor=1.5'),
     (GLM4, dict(partial_rotary_factor=1.0), 'the share of 0.5 is rotated'),
+    (LFM2, dict(conv_bias=True), 'conv_bias=True'),
+    (LFM2, dict(conv_L_cache=1), 'conv_L_cache=1, but a whole number from 2'),
+    (LFM2, dict(full_attn_idxs=[16]), 'full_attn_idxs with 16'),
+    (LFM2, dict(full_attn_idxs=2), 'full_attn_idxs=2, but a list of numbers'),
+    (LFM2, dict(full_attn_idxs=[]), 'all layers are of convolution'),
+    (LFM2, dict(layer_types=['sliding_attention'] * 16), 'and conv for each'),
+    (LFM2, dict(block_multiple_of=0), 'block_multiple_of=0'),
+    (LFM2, dict(block_ffn_dim_multiplier=None), 'multiplier=None'),
+    (LFM2, dict(block_auto_adjust_ff_dim=None), 'adjust_ff_dim=None'),
     (
       real_models.MODELS['Granite-3.3-8B'],
       dict(logits_scaling=0),
@@ -315,6 +325,34 @@ def test_which_layers_rotate_and_how_much_of_a_head():
   assert shares(PHI4, rope_parameters=newer, rope_scaling=None) == [0.75] * 4
   assert shares(GLM4) == [0.5] * 4
   assert read(GLM4).qkv_bias and not read(GLM4, attention_bias=False).qkv_bias
+
+
+def test_layers_with_a_state_and_the_width_of_the_mlp_of_lfm2():
+  config = read(LFM2)
+  conv = models.LayerKind(mixer='convolution')
+  attention = models.LayerKind()
+  assert [i for i in range(16) if config.kinds[i] == attention] == (
+    LFM2['full_attn_idxs']
+  )
+  assert {*config.kinds} == {conv, attention}
+  assert (config.taps, config.mlp_width, config.qk_norm) == (3, 8192, True)
+  listed = [
+    'full_attention' if k == attention else 'conv' for k in config.kinds
+  ]
+  assert read({**LFM2, 'full_attn_idxs': None}, layer_types=listed) == config
+  # With none of either, all layers have attention.
+  plain = read(LFM2, full_attn_idxs=None)
+  assert plain.kinds == (attention,) * 16 and plain.taps == 0
+  width = lambda **changes: read(LFM2, **changes).mlp_width
+  assert width(block_ff_dim=6656) == 4608
+  assert width(block_ffn_dim_multiplier=1.1) == 9216
+  assert width(block_multiple_of=5) == 8195
+  assert width(block_auto_adjust_ff_dim=False) == 12288
+  newer = {k: x for k, x in LFM2.items() if k not in ('block_ff_dim',)}
+  assert read(newer, intermediate_size=12288) == config
+  newer = {k: x for k, x in LFM2.items() if k != 'tie_embedding'}
+  assert read(newer) == config
+  assert not read(newer, tie_word_embeddings=False).tied_embeddings
 
 
 def test_layers_with_windows_of_olmo_have_no_scaling():

@@ -58,6 +58,7 @@ def load(folder, **options):
     pytest.param('olmo3', marks=pytest.mark.long),
     pytest.param('phi3', marks=pytest.mark.long),
     pytest.param('glm4', marks=pytest.mark.long),
+    'lfm2',
   ],
 )
 def test_on_a_mesh_the_arrays_are_the_same(name):
@@ -88,6 +89,7 @@ class Recorded:
     ('llama', dict(fsdp=4, tensor=2)),
     ('llama', dict(data=4, tensor=2)),
     ('phi3', dict(fsdp=4, tensor=2)),  # some tensors hold several
+    ('lfm2', dict(fsdp=4, tensor=2)),
   ],
 )
 def test_each_device_reads_its_part_and_no_part_is_read_twice(name, axes):

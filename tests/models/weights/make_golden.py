@@ -45,6 +45,8 @@ GEMMA = dict(
   query_pre_attn_scalar=20,
   head_dim=10,
 )
+# Smaller still: layers with a state have many matrices.
+STATES = dict(SMALL, vocab_size=40, hidden_size=16, intermediate_size=20)
 
 CASES = {
   'llama': transformers.LlamaConfig(
@@ -188,6 +190,13 @@ CASES = {
       original_max_position_embeddings=16,
       truncate=False,
     ),
+  ),
+  'lfm2': transformers.Lfm2Config(
+    **STATES | dict(num_hidden_layers=5, head_dim=6),
+    conv_L_cache=4,
+    layer_types=['conv', 'conv', 'full_attention', 'conv', 'conv'],
+    block_multiple_of=4,
+    rope_parameters=dict(rope_type='default', rope_theta=100.0),
   ),
   'qwen3_vl': transformers.Qwen3VLConfig(
     text_config=dict(

@@ -279,6 +279,7 @@ COUNTS = {
   'Qwen3-VL-4B': 4_022_468_096,
   'GLM-4.5-Air': 106_852_251_264,
   'gpt-oss-20b': 20_914_757_184,
+  'LFM2-1.2B': 1_170_340_608,
 }
 SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
 MODELS |= {
