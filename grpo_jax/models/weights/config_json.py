@@ -469,7 +469,9 @@ def _layer_types(row: Family, fields: Fields) -> list[str]:
       )
     types = list(said)
   tokens = fields.get('sliding_window')
-  if _LOCAL in types and not (tokens and fields.get('use_sliding_window', True)):
+  if _LOCAL in types and not (
+    tokens and fields.get('use_sliding_window', True)
+  ):
     raise ValueError(
       'config.json gives layers a sliding window, but has sliding_window='
       f'{tokens} and use_sliding_window={fields.get("use_sliding_window")}; '
