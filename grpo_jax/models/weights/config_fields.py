@@ -81,7 +81,9 @@ _KINDS = {
       'sliding_window_pattern', 'num_experts_per_tok',
       'moe_intermediate_size', 'decoder_sparse_step',
       'no_rope_layer_interval', 'n_group', 'topk_group',
-      'block_multiple_of',
+      'block_multiple_of', 'full_attention_interval',
+      'linear_key_head_dim', 'linear_value_head_dim',
+      'linear_num_key_heads', 'linear_num_value_heads',
     ),
     COUNT,
   ),
@@ -236,6 +238,14 @@ def _contradictions(fields: Fields) -> Iterator[str]:
       f'heads of {head_dim} entries (head_dim, or hidden_size over '
       f'num_attention_heads), of which the share {share:g} is rotated, but '
       'rotary positions turn pairs of them'
+    )
+  keys, values = (
+    fields.get(f'linear_num_{one}_heads') for one in ('key', 'value')
+  )
+  if keys and values % keys:
+    yield (
+      f'linear_num_value_heads={values}, which linear_num_key_heads={keys} '
+      'does not divide'
     )
   number, used = fields.get('num_experts'), fields.get('num_experts_per_tok')
   if number and used > number:

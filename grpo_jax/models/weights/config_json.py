@@ -19,6 +19,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.models.config import DeltaHeads
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
@@ -51,6 +52,13 @@ _WRITTEN = {
   'gelu_tanh': 'gelu_pytorch_tanh',
   'clamped_swiglu': 'silu',
 }
+# From fields of `DeltaHeads` to those of a config.json.
+_DELTA = dict(
+  num_heads='linear_num_key_heads',
+  num_value_heads='linear_num_value_heads',
+  key_dim='linear_key_head_dim',
+  value_dim='linear_value_head_dim',
+)
 _WIDE, _LOCAL = 'full_attention', 'sliding_attention'
 
 
@@ -133,9 +141,15 @@ def _norms_and_biases(fields: Fields) -> dict[str, bool]:
 
 def _states(fields: Fields, kinds: Sequence[LayerKind]) -> dict[str, Any]:
   """What layers with a state have, if there are any."""
-  if all(kind.mixer == 'attention' for kind in kinds):
-    return {}
-  return dict(taps=fields['linear_conv_kernel_dim'])
+  mixers = {kind.mixer for kind in kinds}
+  found: dict[str, Any] = {}
+  if mixers - {'attention'}:
+    found['taps'] = fields['linear_conv_kernel_dim']
+  if 'delta' in mixers:
+    found['delta'] = DeltaHeads(
+      **{ours: fields[theirs] for ours, theirs in _DELTA.items()}
+    )
+  return found
 
 
 def _mlp_width(fields: Fields) -> int:
@@ -614,6 +628,7 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     sliding_window_pattern=len(config.pattern),
     linear_conv_kernel_dim=config.taps or 2,
     block_auto_adjust_ff_dim=False,
+    **_written_delta(config),
     **_written_experts(config),
   )
   read = {*families.REQUIRED, *row.defaults}
@@ -646,6 +661,12 @@ def _layer_type(row: Family, kind: LayerKind) -> str:
 def _attention(config: ModelConfig) -> LayerKind:
   """The first kind of layer with attention."""
   return next(kind for kind in config.pattern if kind.mixer == 'attention')
+
+
+def _written_delta(config: ModelConfig) -> dict[str, int]:
+  if config.delta is None:
+    return {}
+  return {name: getattr(config.delta, ours) for ours, name in _DELTA.items()}
 
 
 def _written_experts(config: ModelConfig) -> dict[str, Any]:

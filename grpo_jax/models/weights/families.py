@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from grpo_jax.models.config import DeltaHeads
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights.tensors import Fused
 from grpo_jax.models.weights.tensors import Layout
@@ -139,6 +140,32 @@ def _lfm2() -> Tensors:
   return tensors
 
 
+def _gated_delta(**names: str) -> Tensors:
+  """The names of models with the gated delta rule; see `_HEADS_IN_TURN`.
+
+  Args:
+    **names: From the matrices that such a layer reads by to their names.
+  """
+  layer = 'model.layers.{layer}.'
+  attention, delta = f'{layer}self_attn.', f'{layer}linear_attn.'
+  tensors = {
+    **hugging_face(added=1.0),
+    ('attention', 'query'): _linear(f'{attention}q_proj.query'),
+    ('attention', 'head_gate'): _linear(f'{attention}q_proj.head_gate'),
+    ('delta', 'log_decay'): Tensor(f'{delta}A_log'),
+    ('delta', 'decay_bias'): Tensor(f'{delta}dt_bias'),
+    ('delta', 'norm', 'scale'): Tensor(f'{delta}norm.weight'),
+    ('delta', 'output'): _linear(f'{delta}out_proj', first=2),
+  }
+  for ours, name in names.items():
+    tensors['delta', ours] = _linear(f'{delta}{name}')
+  for ours in ('query', 'key', 'value'):
+    tensors['delta', f'{ours}_taps'] = Tensor(
+      f'{delta}conv1d.{ours}.weight', Layout(transposed=True, depthwise=True)
+    )
+  return tensors
+
+
 def llama_cpp(interleaved: bool) -> Tensors:
   """The names in GGUF files, of which all are read and none written.
 
@@ -235,10 +262,46 @@ def _rotates(fields: Fields, layer: int) -> bool:
   return bool(listed[layer])
 
 
+def _delta(config: ModelConfig) -> DeltaHeads:
+  assert config.delta is not None
+  return config.delta
+
+
+def _all_heads(config: ModelConfig) -> tuple[int, int, int]:
+  """Rows of the queries, keys and values of the gated delta rule."""
+  heads = _delta(config)
+  keys = heads.num_heads * heads.key_dim
+  return keys, keys, heads.num_value_heads * heads.value_dim
+
+
+_HEADS_IN_TURN = _fused(
+  'self_attn.q_proj',
+  'self_attn.q_proj.query self_attn.q_proj.head_gate',
+  lambda config: (config.head_dim,) * 2,
+  turns=lambda config: config.num_heads,
+)
+_FUSED_TAPS = _fused(
+  'linear_attn.conv1d',
+  'linear_attn.conv1d.query linear_attn.conv1d.key linear_attn.conv1d.value',
+  _all_heads,
+)
+_FUSED_DELTA = _fused(
+  'linear_attn.in_proj_qkv',
+  'linear_attn.in_proj_qkv.query linear_attn.in_proj_qkv.key '
+  'linear_attn.in_proj_qkv.value',
+  _all_heads,
+)
+
+
 def _is_not_listed(fields: Fields, layer: int) -> bool:
   """Of LFM2, whose field has the numbers of layers with attention."""
   listed = fields['full_attn_idxs']
   return listed is not None and layer not in listed
+
+
+def _is_between(fields: Fields, layer: int) -> bool:
+  """Of Qwen, whose field has how many layers there are to one attention."""
+  return (layer + 1) % fields['full_attention_interval'] != 0
 
 
 def _later_windows(fields: Fields, layer: int) -> bool:
@@ -436,6 +499,28 @@ def _sees(*parts: str) -> tuple[str, ...]:
   return tuple(f'{model}{part}.' for part in parts for model in ('', 'model.'))
 
 
+def _inside(
+  row: Family, architecture: str, model_type: str, **changes: Any
+) -> Family:
+  """The family of models that see images, of which the text is one of `row`.
+
+  The language model is read, and written by itself.
+  """
+  return dataclasses.replace(
+    row,
+    architecture=architecture,
+    model_type=model_type,
+    classifier=None,
+    gguf=None,
+    inside='text_config',
+    written_as=row.architecture,
+    prefixes=_INNER_PREFIXES,
+    # Since transformers 4.52; the language model alone has 'model.layers.'.
+    modules=_INNER,
+    **{'inner_type': row.model_type, **changes},
+  )
+
+
 _QWEN3 = Family(
   'Qwen3ForCausalLM',
   'qwen3',
@@ -499,6 +584,45 @@ _LFM2 = Family(
   tensors=_lfm2(),
   fused=(_FUSED_CONVOLUTION,),
 )
+_DELTA = dict(
+  _LLAMA,
+  head_dim=256,
+  partial_rotary_factor=0.25,
+  full_attention_interval=4,
+  linear_conv_kernel_dim=4,
+  linear_key_head_dim=128,
+  linear_value_head_dim=128,
+  linear_num_key_heads=16,
+  linear_num_value_heads=32,
+)
+_QWEN3_5 = Family(
+  'Qwen3_5ForCausalLM',
+  'qwen3_5_text',
+  dict(_DELTA, num_key_value_heads=4),
+  fixed=dict(
+    **_ATTENTION_BIAS,
+    hidden_act=('silu', 'its convolutions are built with this one'),
+    attn_output_gate=(True, 'its attention is built with gates'),
+  ),
+  layer_types=True,
+  state=('linear_attention', 'delta'),
+  has_state=_is_between,
+  rotated=None,
+  features=dict(qk_norm=True, head_gates=True),
+  tensors=_gated_delta(
+    query='in_proj_qkv.query',
+    key='in_proj_qkv.key',
+    value='in_proj_qkv.value',
+    head_gate='in_proj_z',
+    rate='in_proj_b',
+    decay='in_proj_a',
+  ),
+  fused=(_HEADS_IN_TURN, _FUSED_DELTA, _FUSED_TAPS),
+  classifier='Qwen3_5TextForSequenceClassification',
+  # It may be read from the files of a model that sees images too.
+  prefixes=_INNER_PREFIXES,
+  left_out=('mtp.', *_sees('visual')),
+)
 
 FAMILIES = (
   Family(
@@ -527,24 +651,16 @@ FAMILIES = (
     features=dict(qkv_bias=True),
   ),
   _QWEN3,
-  # Text with images, or as below: the language model is read, and written by
-  # itself.
-  dataclasses.replace(
+  _inside(
     _QWEN3,
-    architecture='Qwen3VLForConditionalGeneration',
-    model_type='qwen3_vl',
+    'Qwen3VLForConditionalGeneration',
+    'qwen3_vl',
+    inner_type='qwen3_vl_text',
     defaults=dict(_LLAMA, num_key_value_heads=32, head_dim=128),
-    classifier=None,
-    gguf=None,
     windows=lambda fields, layer: False,
     layer_types=False,
     rope_bases=(500_000.0, None),
-    inside='text_config',
-    inner_type='qwen3_vl_text',
-    written_as='Qwen3ForCausalLM',
-    prefixes=_INNER_PREFIXES,
     left_out=_sees('visual'),
-    modules=_INNER,
   ),
   Family(
     'Qwen3MoeForCausalLM',
@@ -591,19 +707,11 @@ FAMILIES = (
     tensors=_GEMMA_TENSORS,
   ),
   _GEMMA3,
-  dataclasses.replace(
+  _inside(
     _GEMMA3,
-    architecture='Gemma3ForConditionalGeneration',
-    model_type='gemma3',
-    classifier=None,
-    gguf=None,
-    inside='text_config',
-    inner_type='gemma3_text',
-    written_as='Gemma3ForCausalLM',
-    prefixes=_INNER_PREFIXES,
+    'Gemma3ForConditionalGeneration',
+    'gemma3',
     left_out=_sees('vision_tower', 'multi_modal_projector'),
-    # Since transformers 4.52; the language model alone has 'model.layers.'.
-    modules=_INNER,
   ),
   Family(
     'SmolLM3ForCausalLM',
@@ -642,17 +750,11 @@ FAMILIES = (
     tensors=hugging_face(norms=_BEHIND),
   ),
   _MINISTRAL3,
-  dataclasses.replace(
+  _inside(
     _MINISTRAL3,
-    architecture='Mistral3ForConditionalGeneration',
-    model_type='mistral3',
-    classifier=None,
-    inside='text_config',
-    inner_type='ministral3',
-    written_as='Ministral3ForCausalLM',
-    prefixes=_INNER_PREFIXES,
+    'Mistral3ForConditionalGeneration',
+    'mistral3',
     left_out=_sees('vision_tower', 'multi_modal_projector'),
-    modules=_INNER,
   ),
   Family(
     'Phi3ForCausalLM',
@@ -783,6 +885,13 @@ FAMILIES = (
     fused=_FUSED_EXPERTS,
   ),
   _LFM2,
+  _QWEN3_5,
+  _inside(
+    _QWEN3_5,
+    'Qwen3_5ForConditionalGeneration',
+    'qwen3_5',
+    left_out=_QWEN3_5.left_out,
+  ),
 )
 """All families, the plainest first: what several can express, it is."""
 

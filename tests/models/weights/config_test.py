@@ -23,6 +23,10 @@ SMOLLM3 = real_models.MODELS['SmolLM3-3B']
 PHI4 = real_models.MODELS['Phi-4']
 GLM4 = real_models.MODELS['GLM-4-9B']
 LFM2 = real_models.MODELS['LFM2-1.2B']
+QWEN3_5 = dict(
+  real_models.MODELS['Qwen3.5-9B']['text_config'],
+  architectures=['Qwen3_5ForCausalLM'],
+)
 
 
 def read(fields, **changes):
@@ -287,6 +291,23 @@ def test_how_it_is_computed_is_ours():
     (LFM2, dict(layer_types=['sliding_attention'] * 16), 'and conv for each'),
     (LFM2, dict(block_multiple_of=0), 'block_multiple_of=0'),
     (LFM2, dict(block_ffn_dim_multiplier=None), 'multiplier=None'),
+    (QWEN3_5, dict(attention_bias=True), 'attention_bias=True'),
+    (QWEN3_5, dict(attn_output_gate=False), 'attn_output_gate=False'),
+    (QWEN3_5, dict(hidden_act='gelu_new'), "hidden_act='gelu_new'"),
+    (QWEN3_5, dict(full_attention_interval=0), 'full_attention_interval=0'),
+    (QWEN3_5, dict(full_attention_interval=64), 'all layers are of delta'),
+    (QWEN3_5, dict(linear_conv_kernel_dim=1), 'linear_conv_kernel_dim=1'),
+    (QWEN3_5, dict(linear_num_value_heads=24), 'key_heads=16 does not divide'),
+    (QWEN3_5, dict(linear_num_value_heads=0), 'linear_num_value_heads=0'),
+    (QWEN3_5, dict(linear_num_key_heads=None), 'linear_num_key_heads=None'),
+    (QWEN3_5, dict(linear_key_head_dim=1.5), 'linear_key_head_dim=1.5'),
+    (QWEN3_5, dict(linear_value_head_dim='8'), "linear_value_head_dim='8'"),
+    (QWEN3_5, dict(layer_types=['conv'] * 32), 'and linear_attention for each'),
+    (
+      QWEN3_5,
+      dict(rope_parameters=dict(rope_type='yarn', factor=4.0)),
+      'YaRN scales whole queries',
+    ),
     (LFM2, dict(block_auto_adjust_ff_dim=None), 'adjust_ff_dim=None'),
     (
       real_models.MODELS['Granite-3.3-8B'],
@@ -353,6 +374,31 @@ def test_layers_with_a_state_and_the_width_of_the_mlp_of_lfm2():
   newer = {k: x for k, x in LFM2.items() if k != 'tie_embedding'}
   assert read(newer) == config
   assert not read(newer, tie_word_embeddings=False).tied_embeddings
+
+
+def test_layers_with_the_gated_delta_rule_of_qwen():
+  config = read(QWEN3_5)
+  delta = models.LayerKind(mixer='delta')
+  attention = models.LayerKind(rotated=0.25)
+  assert config.kinds == (delta, delta, delta, attention) * 8
+  assert config.delta == models.DeltaHeads(16, 32, 128, 128)
+  assert (config.taps, config.head_dim, config.rope_base) == (4, 256, 1e7)
+  assert config.head_gates and config.qk_norm and not config.tied_embeddings
+  few = read(QWEN3_5, full_attention_interval=2, num_hidden_layers=3)
+  assert few.kinds == (delta, attention, delta)
+  listed = ['full_attention', 'linear_attention', 'linear_attention']
+  one = read(QWEN3_5, layer_types=listed, num_hidden_layers=3)
+  assert one.kinds == (attention, delta, delta)
+  # A quarter of each head is rotated where nothing is said.
+  plain = dict(rope_type='default', rope_theta=5e5)
+  assert read(QWEN3_5, rope_parameters=plain).pattern[3].rotated == 0.25
+  half = dict(plain, partial_rotary_factor=0.5)
+  assert read(QWEN3_5, rope_parameters=half).pattern[3].rotated == 0.5
+  more = ('linear_num_value_heads', 64), ('linear_value_head_dim', 64)
+  for name, value in (*more, ('linear_key_head_dim', 32)):
+    assert value in dataclasses.astuple(read(QWEN3_5, **{name: value}).delta)
+  outside = real_models.MODELS['Qwen3.5-9B']
+  assert read(outside) == config
 
 
 def test_layers_with_windows_of_olmo_have_no_scaling():

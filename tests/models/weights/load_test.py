@@ -59,6 +59,7 @@ def load(folder, **options):
     pytest.param('phi3', marks=pytest.mark.long),
     pytest.param('glm4', marks=pytest.mark.long),
     'lfm2',
+    'qwen3_5',
   ],
 )
 def test_on_a_mesh_the_arrays_are_the_same(name):
@@ -286,6 +287,24 @@ def test_layers_behind_the_last_are_left_out(folder):
   described['num_nextn_predict_layers'] = 1
   (source / 'config.json').write_text(json.dumps(described))
   golden.assert_same_trees(load(source), golden.golden('glm4_moe').params)
+
+
+def test_what_draws_several_tokens_at_once_in_qwen_is_left_out(folder):
+  source = folder('qwen3_5')
+  name = 'mtp.layers.0.self_attn.q_proj.weight'
+  change(source, lambda x: x.update({name: np.ones((2, 2), np.float32)}))
+  golden.assert_same_trees(load(source), golden.golden('qwen3_5').params)
+
+
+def test_heads_that_take_turns_have_the_rows_of_all(folder):
+  source = folder('qwen3_5')
+  name = 'model.language_model.layers.1.self_attn.q_proj.weight'
+
+  def cut(tensors):
+    tensors[name] = tensors[name][:-1].copy()
+
+  change(source, cut)
+  assert '63 rows, but its parts have 8 + 8, 4 times, by' in refusal(source)
 
 
 def test_a_tensor_of_several_has_the_rows_of_all(folder):

@@ -47,6 +47,25 @@ GEMMA = dict(
 )
 # Smaller still: layers with a state have many matrices.
 STATES = dict(SMALL, vocab_size=40, hidden_size=16, intermediate_size=20)
+DELTA = dict(
+  STATES,
+  num_hidden_layers=4,
+  layer_types=['linear_attention', 'full_attention'] + ['linear_attention'] * 2,
+  linear_num_key_heads=2,
+  linear_num_value_heads=4,
+  linear_key_head_dim=8,
+  linear_value_head_dim=4,
+  # Outputs of the first tokens may be near 0, and are then all rounding.
+  rms_norm_eps=0.01,
+)
+VISION = dict(
+  depth=1,
+  hidden_size=8,
+  intermediate_size=8,
+  num_heads=1,
+  patch_size=2,
+  num_position_embeddings=4,
+)
 
 CASES = {
   'llama': transformers.LlamaConfig(
@@ -198,6 +217,19 @@ CASES = {
     block_multiple_of=4,
     rope_parameters=dict(rope_type='default', rope_theta=100.0),
   ),
+  'qwen3_5': transformers.Qwen3_5Config(
+    text_config=dict(
+      DELTA,
+      rope_parameters=dict(
+        rope_type='default',
+        rope_theta=100.0,
+        partial_rotary_factor=0.5,
+        mrope_section=[1, 1, 0],
+      ),
+    ),
+    vision_config=dict(VISION, out_hidden_size=16),
+    tie_word_embeddings=True,
+  ),
   'qwen3_vl': transformers.Qwen3VLConfig(
     text_config=dict(
       SMALL,
@@ -210,14 +242,7 @@ CASES = {
       ),
     ),
     vision_config=dict(
-      depth=1,
-      hidden_size=8,
-      intermediate_size=8,
-      num_heads=1,
-      out_hidden_size=24,
-      patch_size=2,
-      num_position_embeddings=4,
-      deepstack_visual_indexes=[0],
+      VISION, out_hidden_size=24, deepstack_visual_indexes=[0]
     ),
   ),
 }

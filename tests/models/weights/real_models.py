@@ -280,6 +280,8 @@ COUNTS = {
   'GLM-4.5-Air': 106_852_251_264,
   'gpt-oss-20b': 20_914_757_184,
   'LFM2-1.2B': 1_170_340_608,
+  'Qwen3.5-0.8B': 752_393_024,
+  'Qwen3.5-9B': 8_953_803_264,
 }
 SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
 MODELS |= {
