@@ -246,6 +246,20 @@ _FUSED_EXPERTS = tuple(
   )
   for bias in ('', '_bias')
 )
+# Experts that are an axis of one tensor, as the files of Qwen 3.5 have them.
+_PACKED = {
+  ('experts', ours): Tensor(
+    f'{_EXPERTS}{ours}_proj',
+    Layout(transposed=True, experts=True, packed=True),
+  )
+  for ours in ('gate', 'up', 'down')
+}
+_PACKED_GATE = Fused(
+  f'{_EXPERTS}gate_up_proj',
+  (f'{_EXPERTS}gate_proj', f'{_EXPERTS}up_proj'),
+  sizes=lambda config: (_expert_width(config),) * 2,
+  axis=-2,
+)
 
 _FUSED_CONVOLUTION = _fused(
   'conv.in_proj',
@@ -284,6 +298,31 @@ _FUSED_TAPS = _fused(
   'linear_attn.conv1d',
   'linear_attn.conv1d.query linear_attn.conv1d.key linear_attn.conv1d.value',
   _all_heads,
+)
+
+
+def _of_one_key_head(config: ModelConfig) -> tuple[int, ...]:
+  heads = _delta(config)
+  values = heads.num_value_heads // heads.num_heads * heads.value_dim
+  return heads.key_dim, heads.key_dim, values, values
+
+
+_KEY_HEADS_IN_TURN = (
+  _fused(
+    'linear_attn.in_proj_qkvz',
+    'linear_attn.in_proj_qkvz.query linear_attn.in_proj_qkvz.key '
+    'linear_attn.in_proj_qkvz.value linear_attn.in_proj_qkvz.head_gate',
+    _of_one_key_head,
+    turns=lambda config: _delta(config).num_heads,
+  ),
+  _fused(
+    'linear_attn.in_proj_ba',
+    'linear_attn.in_proj_ba.rate linear_attn.in_proj_ba.decay',
+    lambda config: (
+      (_delta(config).num_value_heads // _delta(config).num_heads,) * 2
+    ),
+    turns=lambda config: _delta(config).num_heads,
+  ),
 )
 _FUSED_DELTA = _fused(
   'linear_attn.in_proj_qkv',
@@ -341,6 +380,7 @@ class Family:
       layers is that of layers with a window too.
     tensors: Where parameters are stored in Hugging Face folders.
     fused: Of these, which are stored as one.
+    packed: Where experts are in other files of the family, which are read too.
     inside: The field of `config.json` that holds all others, if one does.
     inner_type: The model type that is said there.
     grows_queries: Whether rotary positions may have `llama_4_scaling_beta`;
@@ -377,6 +417,7 @@ class Family:
   scales_windows: bool = True
   tensors: Tensors = dataclasses.field(default_factory=hugging_face)
   fused: tuple[Fused, ...] = ()
+  packed: Tensors = dataclasses.field(default_factory=dict)
   inside: str | None = None
   inner_type: str | None = None
   grows_queries: bool = False
@@ -622,6 +663,24 @@ _QWEN3_5 = Family(
   # It may be read from the files of a model that sees images too.
   prefixes=_INNER_PREFIXES,
   left_out=('mtp.', *_sees('visual')),
+)
+_QWEN3_5_MOE = dataclasses.replace(
+  _QWEN3_5,
+  architecture='Qwen3_5MoeForCausalLM',
+  model_type='qwen3_5_moe_text',
+  defaults=dict(
+    _DELTA,
+    num_key_value_heads=2,
+    intermediate_size=512,  # of no layer
+    num_experts=256,
+    num_experts_per_tok=8,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+  ),
+  classifier=None,
+  routing=dict(shared_gate=True),
+  fused=(*_QWEN3_5.fused, _PACKED_GATE),
+  packed=_PACKED,
 )
 
 FAMILIES = (
@@ -885,12 +944,74 @@ FAMILIES = (
     fused=_FUSED_EXPERTS,
   ),
   _LFM2,
+  dataclasses.replace(
+    _LFM2,
+    architecture='Lfm2MoeForCausalLM',
+    model_type='lfm2_moe',
+    defaults=dict(
+      _COMMON,
+      num_key_value_heads=8,
+      rms_norm_eps=1e-5,
+      tie_word_embeddings=True,
+      linear_conv_kernel_dim=3,
+      num_experts=32,
+      num_experts_per_tok=4,
+      moe_intermediate_size=1792,
+      norm_topk_prob=True,
+      routed_scaling_factor=1.0,
+      first_k_dense_replace=2,
+    ),
+    renamed=dict(tie_embedding='tie_word_embeddings'),
+    called=dict(_LFM2.called, first_k_dense_replace='num_dense_layers'),
+    fixed=dict(
+      _LFM2.fixed,
+      use_expert_bias=(True, 'its routers are built with a correction'),
+    ),
+    has_state=lambda fields, layer: False,
+    routing=dict(scores='sigmoid', corrected=True),
+  ),
   _QWEN3_5,
   _inside(
     _QWEN3_5,
     'Qwen3_5ForConditionalGeneration',
     'qwen3_5',
     left_out=_QWEN3_5.left_out,
+  ),
+  _QWEN3_5_MOE,
+  _inside(
+    _QWEN3_5_MOE,
+    'Qwen3_5MoeForConditionalGeneration',
+    'qwen3_5_moe',
+    left_out=_QWEN3_5.left_out,
+  ),
+  dataclasses.replace(
+    _QWEN3_5,
+    architecture='Qwen3NextForCausalLM',
+    model_type='qwen3_next',
+    defaults=dict(
+      _DELTA,
+      num_key_value_heads=2,
+      num_experts=512,
+      num_experts_per_tok=10,
+      moe_intermediate_size=512,
+      shared_expert_intermediate_size=512,
+      norm_topk_prob=True,
+      decoder_sparse_step=1,
+      mlp_only_layers=(),
+    ),
+    classifier='Qwen3NextForSequenceClassification',
+    routing=dict(shared_gate=True),
+    tensors=_gated_delta(
+      query='in_proj_qkvz.query',
+      key='in_proj_qkvz.key',
+      value='in_proj_qkvz.value',
+      head_gate='in_proj_qkvz.head_gate',
+      rate='in_proj_ba.rate',
+      decay='in_proj_ba.decay',
+    ),
+    fused=(_HEADS_IN_TURN, *_KEY_HEADS_IN_TURN, _FUSED_TAPS),
+    prefixes=(),
+    left_out=('mtp.',),
   ),
 )
 """All families, the plainest first: what several can express, it is."""

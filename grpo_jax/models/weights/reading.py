@@ -9,6 +9,7 @@ it is fast.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 import dataclasses
 import functools
@@ -256,8 +257,17 @@ def _from_folder(
         f'{name} in {folder} has the dtype U8; give weights in one of '
         f'{", ".join(safetensors.DTYPES)}.'
       )
-  source = Source(folder, config_json, row.tensors, stored, reader, folder)
+  tensors = {**row.tensors, **_packed(row, stored)}
+  source = Source(folder, config_json, tensors, stored, reader, folder)
   return _with_parts(source, stored, row.fused) if row.fused else source
+
+
+def _packed(
+  row: families.Family, stored: Collection[str]
+) -> tensors_lib.Tensors:
+  """Where experts are, if these files have them as an axis of one tensor."""
+  ends = tuple(one.name.partition('{layer}')[2] for one in row.packed.values())
+  return row.packed if any(name.endswith(ends) for name in stored) else {}
 
 
 def _with_parts(

@@ -45,6 +45,12 @@ _DELTA = dict(
     mrope_section=[1, 1, 0],
   ),
 )
+_EXPERTS = dict(
+  num_experts=3,
+  num_experts_per_tok=2,
+  moe_intermediate_size=8,
+  shared_expert_intermediate_size=10,
+)
 _QWEN_VISION = dict(
   depth=1,
   hidden_size=8,
@@ -154,6 +160,26 @@ CASES: dict[str, dict[str, Any]] = {
     model_type='qwen3_5',
     text_config=dict(_DELTA, model_type='qwen3_5_text'),
     vision_config=_QWEN_VISION,
+  ),
+  'Lfm2MoeForCausalLM': dict(
+    _SMALL,
+    model_type='lfm2_moe',
+    layer_types=['conv', 'full_attention'],
+    num_dense_layers=1,
+    num_experts=3,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+  ),
+  'Qwen3_5MoeForCausalLM': dict(
+    _DELTA, **_EXPERTS, model_type='qwen3_5_moe_text'
+  ),
+  'Qwen3_5MoeForConditionalGeneration': dict(
+    model_type='qwen3_5_moe',
+    text_config=dict(_DELTA, **_EXPERTS, model_type='qwen3_5_moe_text'),
+    vision_config=_QWEN_VISION,
+  ),
+  'Qwen3NextForCausalLM': dict(
+    _DELTA, **_EXPERTS, model_type='qwen3_next', mlp_only_layers=[1]
   ),
 }
 

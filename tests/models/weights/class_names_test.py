@@ -136,6 +136,8 @@ SOME = ('attention/key', 'mlp/up')
     ('Lfm2ForCausalLM', ('attention/output', 'convolution/behind')),
     ('Qwen3_5ForCausalLM', ('*',)),
     ('Qwen3_5ForCausalLM', ('attention/head_gate', 'delta/value')),
+    ('Qwen3NextForCausalLM', ('attention/*', 'delta/*')),
+    ('Qwen3NextForCausalLM', ('attention/head_gate', 'delta/value')),
   ],
 )
 def test_a_product_is_what_an_adapter_adds_to_the_stored_weight(

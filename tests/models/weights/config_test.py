@@ -23,6 +23,12 @@ SMOLLM3 = real_models.MODELS['SmolLM3-3B']
 PHI4 = real_models.MODELS['Phi-4']
 GLM4 = real_models.MODELS['GLM-4-9B']
 LFM2 = real_models.MODELS['LFM2-1.2B']
+LFM2_MOE = dict(
+  LFM2,
+  architectures=['Lfm2MoeForCausalLM'],
+  intermediate_size=7168,
+  layer_types=['conv', 'conv', 'full_attention', 'conv'] * 4,
+)
 QWEN3_5 = dict(
   real_models.MODELS['Qwen3.5-9B']['text_config'],
   architectures=['Qwen3_5ForCausalLM'],
@@ -284,6 +290,8 @@ def test_how_it_is_computed_is_ours():
     (PHI4, dict(partial_rotary_factor=1.5), 'partial_rotary_factor=1.5'),
     (GLM4, dict(partial_rotary_factor=1.0), 'the share of 0.5 is rotated'),
     (LFM2, dict(conv_bias=True), 'conv_bias=True'),
+    (LFM2_MOE, dict(use_expert_bias=False), 'use_expert_bias=False'),
+    (LFM2_MOE, dict(num_dense_layers=-1), 'num_dense_layers=-1'),
     (LFM2, dict(conv_L_cache=1), 'conv_L_cache=1, but a whole number from 2'),
     (LFM2, dict(full_attn_idxs=[16]), 'full_attn_idxs with 16'),
     (LFM2, dict(full_attn_idxs=2), 'full_attn_idxs=2, but a list of numbers'),
@@ -374,6 +382,30 @@ def test_layers_with_a_state_and_the_width_of_the_mlp_of_lfm2():
   newer = {k: x for k, x in LFM2.items() if k != 'tie_embedding'}
   assert read(newer) == config
   assert not read(newer, tie_word_embeddings=False).tied_embeddings
+
+
+def test_experts_beside_layers_with_a_state():
+  config = read(LFM2_MOE)
+  assert config.experts == models.Experts(
+    32, 4, 1792, scores='sigmoid', corrected=True
+  )
+  assert [kind.experts for kind in config.kinds] == [False] * 2 + [True] * 14
+  sparse = read(LFM2_MOE, num_dense_layers=0)
+  assert all(kind.experts for kind in sparse.kinds)
+  assert config.mlp_width == 7168 and config.tied_embeddings
+  shared = dict(shared_width=512, shared_gate=True)
+  inner = real_models.MODELS['Qwen3.5-35B-A3B']
+  assert read(inner).experts == models.Experts(256, 8, 512, **shared)
+  after = real_models.MODELS['Qwen3-Next-80B-A3B']
+  assert read(after).experts == models.Experts(512, 10, 512, **shared)
+  assert not read(after, norm_topk_prob=False).experts.normalized
+  # Which the one reads, and the other does not.
+  some = [kind.experts for kind in read(after, mlp_only_layers=[2]).kinds]
+  assert some == [True] * 2 + [False] + [True] * 45
+  alone = dict(inner['text_config'], architectures=['Qwen3_5MoeForCausalLM'])
+  ignored = read(alone, mlp_only_layers=[2], norm_topk_prob=False)
+  assert ignored == read(alone) == read(inner)
+  assert {kind.rotated for kind in read(after).pattern} == {1.0, 0.25}
 
 
 def test_layers_with_the_gated_delta_rule_of_qwen():

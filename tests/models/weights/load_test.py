@@ -59,7 +59,10 @@ def load(folder, **options):
     pytest.param('phi3', marks=pytest.mark.long),
     pytest.param('glm4', marks=pytest.mark.long),
     'lfm2',
-    'qwen3_5',
+    pytest.param('qwen3_5', marks=pytest.mark.long),
+    pytest.param('qwen3_5_moe', marks=pytest.mark.long),
+    'qwen3_next',
+    pytest.param('lfm2_moe', marks=pytest.mark.long),
   ],
 )
 def test_on_a_mesh_the_arrays_are_the_same(name):
@@ -287,6 +290,39 @@ def test_layers_behind_the_last_are_left_out(folder):
   described['num_nextn_predict_layers'] = 1
   (source / 'config.json').write_text(json.dumps(described))
   golden.assert_same_trees(load(source), golden.golden('glm4_moe').params)
+
+
+def pack(tensors):
+  """Experts as an axis of one tensor, as the files of Qwen 3.5 have them."""
+  for layer in range(3):
+    start = f'model.layers.{layer}.mlp.experts.'
+    gate, up, down = (
+      np.stack([tensors.pop(f'{start}{i}.{one}_proj.weight') for i in range(5)])
+      for one in ('gate', 'up', 'down')
+    )
+    tensors[f'{start}gate_up_proj'] = np.concatenate([gate, up], axis=1)
+    tensors[f'{start}down_proj'] = down
+
+
+@pytest.mark.parametrize('axes', [{}, dict(fsdp=2, tensor=2)])
+def test_experts_of_one_tensor_are_those_of_many(folder, axes):
+  one, source = golden.golden('qwen3_5_moe'), folder('qwen3_5_moe')
+  change(source, pack)
+  where = place(one.model, **axes) if axes else None
+  golden.assert_same_trees(load(source, place=where), one.params)
+
+
+def test_experts_of_one_tensor_have_the_rows_of_both(folder):
+  source = folder('qwen3_5_moe')
+  name = 'model.layers.1.mlp.experts.gate_up_proj'
+
+  def cut(tensors):
+    pack(tensors)
+    tensors[name] = tensors[name][:, 1:].copy()
+
+  change(source, cut)
+  assert f'{name} in ' in refusal(source)
+  assert '15 rows, but its parts have 8 + 8 by' in refusal(source)
 
 
 def test_what_draws_several_tokens_at_once_in_qwen_is_left_out(folder):

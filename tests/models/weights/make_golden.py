@@ -58,6 +58,12 @@ DELTA = dict(
   # Outputs of the first tokens may be near 0, and are then all rounding.
   rms_norm_eps=0.01,
 )
+EXPERTS = dict(
+  num_experts=5,
+  num_experts_per_tok=2,
+  moe_intermediate_size=8,
+  shared_expert_intermediate_size=8,
+)
 VISION = dict(
   depth=1,
   hidden_size=8,
@@ -230,6 +236,32 @@ CASES = {
     vision_config=dict(VISION, out_hidden_size=16),
     tie_word_embeddings=True,
   ),
+  'lfm2_moe': transformers.Lfm2MoeConfig(
+    **STATES | dict(head_dim=6),
+    conv_L_cache=3,
+    layer_types=['conv', 'full_attention', 'conv'],
+    rope_parameters=dict(rope_type='default', rope_theta=100.0),
+    num_dense_layers=1,
+    num_experts=5,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    routed_scaling_factor=1.5,
+  ),
+  'qwen3_5_moe': transformers.Qwen3_5MoeTextConfig(
+    **DELTA | dict(num_hidden_layers=3, layer_types=DELTA['layer_types'][:3]),
+    **EXPERTS,
+    rope_parameters=dict(
+      rope_type='default', rope_theta=100.0, partial_rotary_factor=0.5
+    ),
+  ),
+  'qwen3_next': transformers.Qwen3NextConfig(
+    **DELTA | dict(num_hidden_layers=3, layer_types=DELTA['layer_types'][:3]),
+    **EXPERTS,
+    mlp_only_layers=[1],
+    rope_parameters=dict(
+      rope_type='default', rope_theta=100.0, partial_rotary_factor=0.25
+    ),
+  ),
   'qwen3_vl': transformers.Qwen3VLConfig(
     text_config=dict(
       SMALL,
@@ -246,6 +278,8 @@ CASES = {
     ),
   ),
 }
+# Of the choice of experts: they are buffers.
+CORRECTIONS = 'e_score_correction_bias', 'expert_bias'
 # Stored as bfloat16, in several files.
 HALVED = ('llama', 'qwen3_moe')
 
@@ -262,7 +296,7 @@ def randomize(model: torch.nn.Module) -> None:
     else:
       torch.nn.init.normal_(weight, std=1.5 * weight.shape[-1] ** -0.5)
   for name, buffer in model.named_buffers():
-    if name.endswith('e_score_correction_bias'):
+    if name.endswith(CORRECTIONS):
       torch.nn.init.normal_(buffer, std=0.2)
 
 
@@ -271,7 +305,7 @@ def round_weights(model: torch.nn.Module) -> None:
 
   All are small multiples of a power of two, and exact in bfloat16 too.
   """
-  buffers = {k: x for k, x in model.named_buffers() if 'correction' in k}
+  buffers = {k: x for k, x in model.named_buffers() if k.endswith(CORRECTIONS)}
   for weight in [*model.parameters(), *buffers.values()]:
     if weight.numel() > 1 and weight.std() > 0:
       step = 2.0 ** torch.round(torch.log2(weight.std() / 2))

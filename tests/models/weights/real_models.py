@@ -282,6 +282,8 @@ COUNTS = {
   'LFM2-1.2B': 1_170_340_608,
   'Qwen3.5-0.8B': 752_393_024,
   'Qwen3.5-9B': 8_953_803_264,
+  'Qwen3.5-35B-A3B': 34_660_610_688,
+  'Qwen3-Next-80B-A3B': 79_674_391_296,
 }
 SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
 MODELS |= {
