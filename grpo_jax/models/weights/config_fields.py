@@ -62,6 +62,8 @@ def _is_text(value: Any) -> bool:
 
 
 COUNT, SHARE, ABOVE_0 = _count(), _number(1.0), _number()
+TAPS = _count(2, 1_000)
+COUNTS = _listed(_between(_WHOLE, 0, _MOST), 'whole numbers, one a layer,')
 _FLAG = _needs(lambda value: isinstance(value, bool), 'true or false is')
 _TEXT = _needs(_is_text, 'a text is')
 
@@ -90,7 +92,7 @@ _KINDS = {
   # Lists of this length are made; no model is near.
   'num_hidden_layers': _count(most=10_000),
   'num_experts': _count(0, 1_000_000),
-  'linear_conv_kernel_dim': _count(2, 1_000),
+  'linear_conv_kernel_dim': TAPS,
   'max_window_layers': _count(0),
   'sliding_window': _count(0),  # 0 where no layer has one
   'first_k_dense_replace': _count(0),

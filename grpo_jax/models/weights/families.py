@@ -201,6 +201,21 @@ def llama_cpp(interleaved: bool) -> Tensors:
   return tensors
 
 
+def _llama_cpp_lfm2() -> Tensors:
+  """The names of LFM2 in GGUF files; taps have two axes there."""
+  conv = 'blk.{layer}.shortconv.'
+  taps = Tensor(f'{conv}conv.weight', Layout(transposed=True))
+  tensors = {
+    **llama_cpp(interleaved=False),
+    ('final_norm', 'scale'): Tensor('token_embd_norm.weight'),
+    ('convolution', 'taps'): taps,
+    ('convolution', 'outward'): _linear(f'{conv}out_proj'),
+  }
+  for ours in ('before', 'behind', 'inward'):
+    tensors['convolution', ours] = _linear(f'{conv}in_proj.{ours}')
+  return tensors
+
+
 def _fused(module: str, names: str, sizes: Any, **turns: Any) -> Fused:
   """A linear layer that stands for several.
 
@@ -265,6 +280,14 @@ _FUSED_CONVOLUTION = _fused(
   'conv.in_proj',
   'conv.in_proj.before conv.in_proj.behind conv.in_proj.inward',
   lambda config: (config.width,) * 3,
+)
+_FUSED_SHORTCONV = Fused(
+  'blk.{layer}.shortconv.in_proj.weight',
+  tuple(
+    f'blk.{{layer}}.shortconv.in_proj.{one}.weight'
+    for one in ('before', 'behind', 'inward')
+  ),
+  _FUSED_CONVOLUTION.sizes,
 )
 
 
@@ -387,8 +410,8 @@ class Family:
       see `RopeScaling.query_growth`.
     classifier: The architecture of its sequence classifiers, which are read as
       reward models.
-    gguf: The name of the architecture in GGUF files, and where tensors are in
-      these; None if they are not read.
+    gguf: The name of the architecture in GGUF files, where tensors are in
+      these, and which are stored as one; None if they are not read.
     written_as: The architecture that is written for such a model, if another.
     prefixes: Pairs of a prefix of stored names and what it stands for.
     left_out: Prefixes of stored names that are no part of the language model.
@@ -422,7 +445,7 @@ class Family:
   inner_type: str | None = None
   grows_queries: bool = False
   classifier: str | None = None
-  gguf: tuple[str, Tensors] | None = None
+  gguf: tuple[str, Tensors, tuple[Fused, ...]] | None = None
   written_as: str | None = None
   prefixes: tuple[tuple[str, str], ...] = ()
   left_out: tuple[str, ...] = ()
@@ -518,7 +541,7 @@ _GEMMA3 = Family(
   ),
   # What transformers calls `Gemma3ForSequenceClassification` reads images too.
   classifier='Gemma3TextForSequenceClassification',
-  gguf=('gemma3', llama_cpp(interleaved=False)),
+  gguf=('gemma3', llama_cpp(interleaved=False), ()),
   windows=lambda fields, layer: (
     (layer + 1) % fields['sliding_window_pattern'] > 0
   ),
@@ -567,7 +590,7 @@ _QWEN3 = Family(
   'qwen3',
   dict(_QWEN, head_dim=128),
   classifier='Qwen3ForSequenceClassification',
-  gguf=('qwen3', llama_cpp(interleaved=False)),
+  gguf=('qwen3', llama_cpp(interleaved=False), ()),
   fixed=_ATTENTION_BIAS,
   windows=_later_windows,
   layer_types=True,
@@ -618,6 +641,7 @@ _LFM2 = Family(
     conv_bias=(False, 'a convolution with biases is not computed here')
   ),
   layer_types=True,
+  gguf=('lfm2', _llama_cpp_lfm2(), (_FUSED_SHORTCONV,)),
   state=('conv', 'convolution'),
   has_state=_is_not_listed,
   features=dict(qk_norm=True),
@@ -689,7 +713,7 @@ FAMILIES = (
     'llama',
     _LLAMA,
     classifier='LlamaForSequenceClassification',
-    gguf=('llama', llama_cpp(interleaved=True)),
+    gguf=('llama', llama_cpp(interleaved=True), ()),
     fixed=dict(**_ATTENTION_BIAS, **_MLP_BIAS),
   ),
   Family(
@@ -704,7 +728,7 @@ FAMILIES = (
     'qwen2',
     _QWEN,
     classifier='Qwen2ForSequenceClassification',
-    gguf=('qwen2', llama_cpp(interleaved=False)),
+    gguf=('qwen2', llama_cpp(interleaved=False), ()),
     windows=_later_windows,
     layer_types=True,
     features=dict(qkv_bias=True),
@@ -967,6 +991,7 @@ FAMILIES = (
       _LFM2.fixed,
       use_expert_bias=(True, 'its routers are built with a correction'),
     ),
+    gguf=None,
     has_state=lambda fields, layer: False,
     routing=dict(scores='sigmoid', corrected=True),
   ),

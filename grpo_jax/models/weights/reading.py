@@ -323,8 +323,9 @@ def _meant(row: families.Family, name: str) -> str:
 
 def _from_gguf(path: pathlib.Path) -> Source:
   reader = gguf.Gguf(path)
-  config_json, tensors = gguf.described(reader)
-  return Source(path, config_json, tensors, reader.tensors, reader)
+  config_json, tensors, fused = gguf.described(reader)
+  source = Source(path, config_json, tensors, reader.tensors, reader)
+  return _with_parts(source, reader.tensors, fused) if fused else source
 
 
 _WEIGHT = 'score.weight'

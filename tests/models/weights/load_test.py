@@ -177,6 +177,18 @@ def test_bfloat16_is_for_what_is_stored_so_or_on_request():
   golden.assert_same_trees(halved['final_norm'], one.params['final_norm'])
 
 
+@pytest.mark.parametrize('name', ['lfm2_moe', 'qwen3_5'])
+def test_of_layers_with_a_state_matrices_alone_are_rounded(name):
+  """Those that decay: not taps, and not how fast a state is forgotten."""
+  one = golden.golden(name)
+  loaded = weights.load(
+    one.source, one.model.config, dtype='bfloat16', rounded=True
+  )
+  for path, leaf in jax.tree_util.tree_leaves_with_path(loaded):
+    decays = one.model.decays(sharding.path_names(path))
+    assert leaf.dtype == (jnp.bfloat16 if decays else jnp.float32), path
+
+
 def test_a_text_model_is_found_inside_a_model_with_images(tmp_path):
   one = golden.golden('gemma3')
   text = json.loads((one.source.path / 'config.json').read_text())
