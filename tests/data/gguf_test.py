@@ -156,6 +156,7 @@ WORDS = {
     '!!\r\n', '  ',
   ],
 }  # fmt: skip
+WORDS['lfm2'] = WORDS['llama-bpe']
 
 
 @pytest.mark.parametrize('rule', WORDS)
@@ -184,8 +185,11 @@ def test_ids_end_tokens_and_chat_template(tmp_path):
   assert chat.encode_prompt('la') == [0, *tokenizer.encode('la')]
 
 
-def test_llama_takes_a_word_that_is_a_token_and_puts_a_token_first(tmp_path):
-  fields = vocabulary('llama-bpe')
+@pytest.mark.parametrize('rule', ['llama-bpe', 'lfm2'])
+def test_llama_takes_a_word_that_is_a_token_and_puts_a_token_first(
+  rule, tmp_path
+):
+  fields = vocabulary(rule)
   tokens = fields['tokenizer.ggml.tokens']
   fields['tokenizer.ggml.tokens'] = [*tokens, 'Ġcarte']
   fields['tokenizer.ggml.token_type'] += [1]
