@@ -187,6 +187,42 @@ def _families() -> dict[str, families.Family]:
   return {row.gguf[0]: row for row in families.FAMILIES if row.gguf}
 
 
+def _unread(model: Gguf, name: str, head_dim: int) -> list[str]:
+  """The fields and tensors of which the meaning is not read here.
+
+  Args:
+    model: The file.
+    name: Of the architecture.
+    head_dim: Size of one head.
+  """
+  metadata, own = model.metadata, _OWN.get(name, _Own())
+  unread = [
+    f'{name}.{key}'
+    for key, understood in (
+      ('expert_count', (0,)),
+      ('rope.dimension_count', (head_dim,)),
+      ('attention.value_length', (head_dim,)),
+      ('rope.scaling.type', ('none', 'linear', 'yarn')),
+    )
+    if metadata.get(f'{name}.{key}', understood[0]) not in understood
+  ]
+  scaling = 'type', 'factor', 'original_context_length', 'finetuned'
+  known = {f'{name}.rope.scaling.{key}' for key in scaling}
+  also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
+  also = *also, f'{name}.attention.sliding_window', f'{name}.rope.freq_base_'
+  also = *also, f'{name}.attn_logit_soft', f'{name}.final_logit_soft'
+  known |= {f'{name}.{key}' for key in own.keys}
+  unread += [
+    key
+    for key, value in metadata.items()
+    # 0 and 1 are how such a field says that it does nothing.
+    if key.startswith(also) and key not in known and value not in (0, 1)
+  ]
+  # How Llama 3.1 and later scale rotary positions.
+  unread += [key for key in ('rope_freqs.weight',) if key in model.tensors]
+  return unread
+
+
 def described(model: Gguf) -> Described:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
@@ -226,30 +262,7 @@ def described(model: Gguf) -> Described:
   width, heads = get('embedding_length'), get('attention.head_count')
   head_dim = get('attention.key_length', get('rope.dimension_count'))
   head_dim = head_dim or width // heads
-  unread = [
-    f'{name}.{key}'
-    for key, understood in (
-      ('expert_count', (0,)),
-      ('rope.dimension_count', (head_dim,)),
-      ('attention.value_length', (head_dim,)),
-      ('rope.scaling.type', ('none', 'linear', 'yarn')),
-    )
-    if get(key, understood[0]) not in understood
-  ]
-  scaling = 'type', 'factor', 'original_context_length', 'finetuned'
-  known = {f'{name}.rope.scaling.{key}' for key in scaling}
-  also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
-  also = *also, f'{name}.attention.sliding_window', f'{name}.rope.freq_base_'
-  also = *also, f'{name}.attn_logit_soft', f'{name}.final_logit_soft'
-  known |= {f'{name}.{key}' for key in own.keys}
-  unread += [
-    key
-    for key, value in metadata.items()
-    # 0 and 1 are how such a field says that it does nothing.
-    if key.startswith(also) and key not in known and value not in (0, 1)
-  ]
-  # How Llama 3.1 and later scale rotary positions.
-  unread += [key for key in ('rope_freqs.weight',) if key in model.tensors]
+  unread = _unread(model, name, head_dim)
   if unread:
     raise ValueError(
       f'{path} has {", ".join(unread)}, of which the meaning is not read from '
