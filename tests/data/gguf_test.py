@@ -157,6 +157,7 @@ WORDS = {
   ],
 }  # fmt: skip
 WORDS['lfm2'] = WORDS['llama-bpe']
+WORDS['qwen35'] = WORDS['qwen2']
 
 
 @pytest.mark.parametrize('rule', WORDS)
@@ -164,6 +165,12 @@ def test_every_rule_makes_the_words_of_llama_cpp(rule, tmp_path):
   words = _words(rule, TEXT, tmp_path)
   assert ''.join(words) == TEXT
   assert words == WORDS[rule]
+
+
+def test_a_mark_upon_a_letter_is_a_letter_in_qwen35(tmp_path):
+  text = ' la\u0300 \u0300!'
+  assert _words('qwen2', text, tmp_path) == [' la', '\u0300', ' \u0300!']
+  assert _words('qwen35', text, tmp_path) == [' la\u0300', ' \u0300', '!']
 
 
 def test_ids_end_tokens_and_chat_template(tmp_path):
