@@ -451,7 +451,8 @@ class ModelConfig:
       _require(
         any(fnmatch.fnmatchcase(name, target) for name in here),
         f'the LoRA target {target!r} matches no weight of the model that can '
-        f'have an adapter; give a pattern of some of {", ".join(here)}',
+        f'have an adapter, which experts cannot; give a pattern of some of '
+        f'{", ".join(here)}',
       )
     _require(
       self.attention != 'cudnn' or self.attention_cap is None,

@@ -143,6 +143,11 @@ class Transformer:
     splash = platform == 'tpu' and self.config.attention in ('auto', 'splash')
     return not splash
 
+  @property
+  def reads_branches(self) -> bool:
+    """A state goes on along one line."""
+    return not self.config.has_states
+
   def flops_per_token(
     self, context: ArrayLike, with_head: bool = True
   ) -> np.ndarray:
