@@ -57,6 +57,7 @@ UNEVEN = dict(
 )
 # Layers with a state, and one without; the last repetition is cut short.
 STATES = dict(
+  norm_epsilon=0.01,  # outputs behind few tokens are small
   num_layers=4,
   taps=3,
   qk_norm=True,
