@@ -194,9 +194,7 @@ def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
   *_, least = limits._pool_bytes(made.run.config, made.run.model.config)
   whole = jax.tree.leaves(pools[48].cache)
   assert least == sum(x.nbytes for x in whole)
-  hosts = [
-    one.context.parked for one in kept if one.context.parked is not None
-  ]
+  hosts = [one.context.parked for one in kept if one.context.parked is not None]
   assert len(hosts) == parked
   each = {sum(x.nbytes for x in jax.tree.leaves(one)) for one in hosts}
   assert counted.parked == parked * sum(each)
