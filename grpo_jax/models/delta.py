@@ -146,85 +146,80 @@ def _recur(chunk, query, key, value, rate, decay, state, path):
   depend on S, so it is done for all chunks at once, and the loop over chunks
   does only what needs S.
   """
-  (rows, columns, keys, _), (heads, size) = key.shape, value.shape[2:]
-  by_key = keys, heads // keys
-  pair = jnp.stack(_normalised(query, key), axis=3)
-  pair = jnp.moveaxis(_cut(pair, chunk), 2, 4)  # n B K 2 C D
-  rate, decay, wanted = (
-    jnp.moveaxis(
-      _cut(x.astype(jnp.float32).reshape(rows, columns, *by_key, -1), chunk),
-      2,
-      4,
+  (rows, columns, heads, _), dtype = value.shape, value.dtype
+  # No array that is multiplied has more than five axes: XLA's CPU ends in a
+  # segmentation fault where it packs some of six.
+  query, key, value, rate, decay = (
+    jnp.moveaxis(_cut(x.astype(jnp.float32), chunk), 2, 3)
+    for x in (
+      *_normalised(query, key),
+      value,
+      rate[..., None],
+      decay[..., None],
     )
-    for x in (rate, decay, value)
-  )  # n B K r C 1 or E
+  )  # n B K C D, n B H C E, n B H C 1
   seen, source = _readers(path, (rows, columns), chunk)
   # Sums of a few decays each, and never differences of long sums: those lose
   # digits where a head forgets fast.
-  later = decay * jnp.tril(jnp.ones((1, 1, 1, 1, chunk, chunk + 1)))
-  since = _product('nbij,nbkrjm->nbkrim', seen.astype(jnp.float32), later)
-  kept = jnp.exp(since[..., 0])
-  fade = jnp.where(seen[:, :, None, None], since[..., 1:], -jnp.inf)
-  fade = jnp.exp(fade)
-  fade, fade_last = fade[..., :chunk, :], fade[..., chunk:, :]
-  alike = _product('nbkpid,nbkjd->pnbkij', pair, pair[:, :, :, 1])
-  inverse = _inverse(rate * alike[1][:, :, :, None] * fade)
-  state = state.reshape(rows, 1, *by_key, *state.shape[2:])
+  later = decay * jnp.tril(jnp.ones((1, 1, 1, chunk, chunk + 1)))
+  since = _product('nbij,nbhjm->nbhim', seen.astype(jnp.float32), later)
+  kept, since = jnp.exp(since[..., :1]), since[..., 1:]
+  fade = jnp.exp(jnp.where(seen[:, :, None], since, -jnp.inf))
+  fade, fade_last = jnp.split(fade, [chunk], axis=3)
+  both = jnp.concatenate([query, key], axis=3)
+  alike = _product('nbkid,nbkjd->nbkij', both, key)
+  repeats = heads // key.shape[2]
+  asked, alike = jnp.split(jnp.repeat(alike, repeats, axis=2), 2, axis=3)
+  inverse = _inverse(rate * alike * fade)
   after, (read, fix) = jax.lax.scan(
-    _pass_chunk,
-    jnp.repeat(state, source.shape[-1], axis=1),
-    (pair, wanted, rate, kept, fade_last, inverse, source),
+    jax.checkpoint(_pass_chunk),
+    jnp.repeat(state[:, :, None], source.shape[-1], axis=2),
+    (both, value, rate, kept, fade_last, inverse, source),
   )
-  seen_here = alike[0][:, :, :, None] * fade
-  output = read + _product('nbkrij,nbkrje->nbkrie', seen_here, fix)
-  output = jnp.moveaxis(output, (0, 4), (1, 2))  # B n C K r E
-  output = output.reshape(rows, -1, heads, size)[:, :columns]
-  state = after[:, 0].reshape(rows, heads, *after.shape[-2:])
-  return output.astype(value.dtype), state
+  output = read + _product('nbhij,nbhje->nbhie', asked * fade, fix)
+  output = jnp.moveaxis(output, (0, 3), (1, 2))  # B n C H E
+  output = output.reshape(rows, -1, heads, output.shape[-1])[:, :columns]
+  return output.astype(dtype), after[:, :, 0]
 
 
 def _pass_chunk(before, chunk):
   """Passes one chunk, where its states are known.
 
   Args:
-    before: f32[B,S,K,r,D,E], the states in front of it.
+    before: f32[B,H,S,D,E], the states in front of it.
     chunk: Of this chunk, and all in float32:
-      pair: [B,K,2,C,D], queries and keys.
-      value: [B,K,r,C,E].
-      rate: [B,K,r,C,1].
-      kept: [B,K,r,C+S], what is left of its state at each reader.
-      fade: [B,K,r,S,C], what is left of each column in the states behind it.
-      inverse: [B,K,r,C,C].
+      both: [B,K,2C,D], queries, and then keys.
+      value: [B,H,C,E].
+      rate: [B,H,C,1].
+      kept: [B,H,C+S,1], what is left of its state at each reader.
+      fade: [B,H,S,C], what is left of each column in the states behind it.
+      inverse: [B,H,C,C].
       source: [B,C+S,S], 1 where a reader goes on from a state.
 
   Returns:
-    The states behind it, and f32[B,K,r,C,E]: what its queries read of the
-    states in front of it, and by how much its tokens correct their states.
+    The states behind it, and f32[B,H,C,E]: what its queries read of the states
+    in front of it, and by how much its tokens correct their states.
   """
-  pair, value, rate, kept, fade, inverse, source = chunk
-  columns = value.shape[3]
-  own, ends = source[:, :columns], source[:, columns:]
-  own = jnp.moveaxis(own, 2, 1)[:, :, None, None, :, None]
-  read = _product('bskpid,bskrde->pbkrie', own * pair[:, None], before)
-  read = kept[None, ..., :columns, None] * read
-  fix = _product('bkrij,bkrje->bkrie', inverse, rate * (value - read[1]))
-  kept = jnp.moveaxis(kept[..., columns:], 3, 1)[..., None, None]
-  written = _product(
-    'bkid,bkrsie->bskrde', pair[:, :, 1], fade[..., None] * fix[:, :, :, None]
-  )
-  after = kept * _chosen(ends, before) + written
-  return after, (read[0], fix)
-
-
-def _chosen(source, states):
-  """The state that each reader goes on from, or zeros: f32[B,R,K,r,D,E].
-
-  Args:
-    source: f32[B,R,S], 0 or 1.
-    states: f32[B,S,K,r,D,E].
-  """
-  shape = *source.shape, 1, 1, 1, 1
-  return jnp.sum(source.reshape(shape) * states[:, None], axis=2)
+  both, value, rate, kept, fade, inverse, source = chunk
+  (rows, heads, columns, size), keys = value.shape, both.shape[1]
+  # The states lie behind one another as the rows of one matrix.
+  own = jnp.tile(source[:, :columns], (1, 2, 1))[:, None, ..., None]
+  own = (own * both[..., None, :]).reshape(*both.shape[:3], -1)
+  rest = heads // keys, own.shape[-1], size
+  read = _product('bkix,bkrxe->bkrie', own, before.reshape(rows, keys, *rest))
+  read = read.reshape(rows, heads, -1, size)
+  read, predicted = jnp.split(read, 2, axis=2)
+  kept, kept_last = jnp.split(kept, [columns], axis=2)
+  fix = rate * (value - kept * predicted)
+  fix = _product('bhij,bhje->bhie', inverse, fix)
+  key = jnp.repeat(both[:, :, columns:], heads // keys, axis=1)
+  key = jnp.moveaxis(fade, 2, 3)[..., None] * key[..., None, :]
+  key = key.reshape(rows, heads, columns, -1)
+  written = _product('bhjx,bhje->bhxe', key, fix).reshape(before.shape)
+  # A sum over few states, which are large: no product of matrices.
+  last = source[:, None, columns:, :, None, None]
+  found = jnp.sum(last * before[:, :, None], axis=3)
+  return kept_last[..., None] * found + written, (kept * read, fix)
 
 
 def _readers(path, shape, chunk):
@@ -286,29 +281,25 @@ def _newest(segment):
 
 
 def _inverse(x):
-  """The inverse of one plus what `x` f32[...,C,C] has below its diagonal.
+  """The inverse of one plus what `x` f32[n,B,H,C,C] has below its diagonal.
 
   By halves: of a matrix with the blocks A and B on its diagonal and X below, it
   has the inverses of A and B there, and -B^-1 X A^-1. The powers of `x`, of
-  which the inverse is a sum too, are no way: they are as large as 1e17 where
-  keys are alike, and cancel.
+  which the inverse is a sum too, are no way: they reach 1e17 where keys are
+  alike, and cancel.
   """
-  size = x.shape[-1]
+  heads, size = x.shape[2:4]
   if size == 1:
     return jnp.ones_like(x)
   half = size // 2
-  halves = jnp.stack([x[..., :half, :half], x[..., half:, half:]])
-  top, bottom = _inverse(halves)
-  below = -_product(
-    '...ij,...jk,...kl->...il', bottom, x[..., half:, :half], top
-  )
-  return jnp.concatenate(
-    [
-      jnp.concatenate([top, jnp.zeros_like(top)], axis=-1),
-      jnp.concatenate([below, bottom], axis=-1),
-    ],
-    axis=-2,
-  )
+  halves = [x[..., :half, :half], x[..., half:, half:]]
+  halves = _inverse(jnp.concatenate(halves, axis=2))
+  top, bottom = halves[:, :, :heads], halves[:, :, heads:]
+  below = _product('nbhij,nbhjk->nbhik', bottom, x[..., half:, :half])
+  below = -_product('nbhij,nbhjk->nbhik', below, top)
+  top = jnp.concatenate([top, jnp.zeros_like(top)], axis=-1)
+  bottom = jnp.concatenate([below, bottom], axis=-1)
+  return jnp.concatenate([top, bottom], axis=-2)
 
 
 def _normalised(query, key):
