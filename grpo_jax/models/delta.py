@@ -252,10 +252,8 @@ def _readers(path, shape, chunk):
   else:
     head = jnp.where(parent == 0, segment, 0)
     ends = [live, head > 0]
-    source = [
-      live & (segment == _newest(segment)),
-      (parent > 0) & (parent == _newest(head)),
-    ]
+    runs, begins = segment == _newest(segment), parent == _newest(head)
+    source = [live & runs, (parent > 0) & begins & ~runs]
   source = jnp.stack(source, axis=-1).astype(jnp.float32)
   # The last column of which each state is the end; -1: it stays as it is.
   place = jnp.arange(chunk)[None, None]
