@@ -121,11 +121,11 @@ def recur(
     Columns of padding have the output 0 if there is a `path`.
   """
   assert chunk & (chunk - 1) == 0, 'halves of a chunk are halved again'
-  if state is None or path is not None:
+  if state is None:
     shape = len(value), value.shape[2], key.shape[3], value.shape[3]
     state = jnp.zeros(shape, jnp.float32)
-  # Arrays of C numbers for each token and head are large: they are computed
-  # again, rather than kept for as many layers as there are.
+  # Arrays of C numbers for each token and head are large: computed again, they
+  # take memory for one layer at a time.
   run = jax.checkpoint(functools.partial(_recur, chunk))
   return run(query, key, value, rate, decay, state, path)
 
@@ -161,7 +161,8 @@ def _recur(chunk, query, key, value, rate, decay, state, path):
   seen, source = _readers(path, (rows, columns), chunk)
   # Sums of a few decays each, and never differences of long sums: those lose
   # digits where a head forgets fast.
-  later = decay * jnp.tril(jnp.ones((1, 1, 1, chunk, chunk + 1)))
+  each = jnp.ones((1, 1, 1, chunk, chunk + 1), jnp.float32)
+  later = decay * jnp.tril(each)
   since = _product('nbij,nbhjm->nbhim', seen.astype(jnp.float32), later)
   kept, since = jnp.exp(since[..., :1]), since[..., 1:]
   fade = jnp.exp(jnp.where(seen[:, :, None], since, -jnp.inf))
@@ -216,7 +217,8 @@ def _pass_chunk(before, chunk):
   key = jnp.moveaxis(fade, 2, 3)[..., None] * key[..., None, :]
   key = key.reshape(rows, heads, columns, -1)
   written = _product('bhjx,bhje->bhxe', key, fix).reshape(before.shape)
-  # A sum over few states, which are large: no product of matrices.
+  # No product of matrices: a sum over one or two states, in which 1 * x is x to
+  # the bit on every device.
   last = source[:, None, columns:, :, None, None]
   found = jnp.sum(last * before[:, :, None], axis=3)
   return kept_last[..., None] * found + written, (kept * read, fix)
@@ -240,7 +242,7 @@ def _readers(path, shape, chunk):
   """
   # Columns that fill the last chunk have the segment 0, so nobody reads them.
   line = jnp.ones(shape, jnp.int32)
-  segment, parent = path or (line, 0 * line)
+  segment, parent = (line, 0 * line) if path is None else path
   segment, parent = (_cut(jnp.asarray(x), chunk) for x in (segment, parent))
   same = segment[..., None] == segment[..., None, :]
   above = parent[..., None] == segment[..., None, :]
@@ -261,7 +263,7 @@ def _readers(path, shape, chunk):
     [jnp.max(jnp.where(x, place, -1), axis=-1) for x in ends], axis=-1
   )[..., None]
   row = functools.partial(jnp.take_along_axis, indices=last.clip(0), axis=2)
-  stays = jnp.eye(len(ends))[None, None]
+  stays = jnp.eye(len(ends), dtype=jnp.float32)[None, None]
   return (
     jnp.concatenate([seen, row(seen) & (last >= 0)], axis=2),
     jnp.concatenate([source, jnp.where(last >= 0, row(source), stays)], axis=2),
