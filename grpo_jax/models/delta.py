@@ -288,13 +288,13 @@ def _inverse(x):
   which the inverse is a sum too, are no way: they reach 1e17 where keys are
   alike, and cancel.
   """
-  heads, size = x.shape[2:4]
-  if size == 1:
+  half = x.shape[-1] // 2
+  if not half:
     return jnp.ones_like(x)
-  half = size // 2
-  halves = [x[..., :half, :half], x[..., half:, half:]]
-  halves = _inverse(jnp.concatenate(halves, axis=2))
-  top, bottom = halves[:, :, :heads], halves[:, :, heads:]
+  halves = jnp.stack([x[..., :half, :half], x[..., half:, half:]], axis=3)
+  # Of one head behind one another, so that heads stay on their devices.
+  inverses = _inverse(halves.reshape(*x.shape[:2], -1, half, half))
+  top, bottom = jnp.moveaxis(inverses.reshape(halves.shape), 3, 0)
   below = _product('nbhij,nbhjk->nbhik', bottom, x[..., half:, :half])
   below = -_product('nbhij,nbhjk->nbhik', below, top)
   top = jnp.concatenate([top, jnp.zeros_like(top)], axis=-1)

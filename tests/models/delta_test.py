@@ -385,6 +385,32 @@ def test_products_have_no_more_axes_than_a_cpu_can_pack():
   assert max(ranks) <= 5
 
 
+def test_rows_and_heads_on_many_devices_need_nothing_of_each_other():
+  kinds = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((4, 2), ('rows', 'heads'), axis_types=kinds)
+  given = drawn(4, 20, keys=2, heads=4)
+  given = {
+    name: jax.device_put(
+      x,
+      jax.NamedSharding(
+        mesh, jax.P('rows', *[None] * (name in NAMES), 'heads')
+      ),
+    )
+    for name, x in given.items()
+  }
+  path = delta.Path(
+    *(np.repeat(x, 4, 0) for x in packed((9, 0), (11, 1), columns=20))
+  )
+  path = jax.device_put(path, jax.NamedSharding(mesh, jax.P('rows')))
+  slopes = jax.jit(
+    jax.grad(lambda x, path: jnp.sum(run(**x, path=path)[0] ** 2))
+  )
+  text = slopes.lower(given, path).compile().as_text()
+  for moved in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute'):
+    assert f' {moved}(' not in text
+    assert f' {moved}-start(' not in text
+
+
 @pytest.mark.reference
 @pytest.mark.parametrize('columns', [1, 50, 64, 150])
 def test_transformers_computes_what_we_do(columns):
