@@ -668,9 +668,8 @@ def _mixer_numbers(
   if kind.mixer == 'delta' and (delta := config.delta) is not None:
     keys = delta.num_heads * delta.key_dim
     values = delta.num_value_heads * delta.value_dim
-    # As projected, and as convolved; a state in float32 for every chunk.
-    state = 4 * values * delta.key_dim // CHUNK_TOKENS // itemsize
-    return 4 * keys + 4 * values + state, 0
+    # As projected and as convolved, the gate and the output.
+    return 4 * keys + 4 * values, values * itemsize
   sizes = config.of(kind)
   heads = sizes.num_heads + 2 * sizes.num_kv_heads
   filled = -(-sizes.head_dim // lanes) * lanes

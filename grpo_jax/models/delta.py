@@ -25,6 +25,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.models.config import CHUNK_TOKENS
+
 Array = jax.Array
 
 _EPSILON = 1e-6  # added to the square of a norm
@@ -94,7 +96,7 @@ def recur(
   decay: Array,
   state: Array | None = None,
   path: Path | None = None,
-  chunk: int = 64,
+  chunk: int = CHUNK_TOKENS,
 ) -> tuple[Array, Array]:
   """Passes the columns of every row, one after another, in chunks.
 
@@ -112,7 +114,8 @@ def recur(
     state: f32[B,H,D,E], which the first column finds; None: zeros.
     path: Where rows hold several segments; each that continues none begins with
       zeros, and `state` is not read. None: a column has read all before it.
-    chunk: Columns that are computed together, a power of two.
+    chunk: Columns that are computed together, a power of two; fewer where a row
+      has fewer.
 
   Returns:
     The output f[B,Q,H,E], in the dtype of `value`, and the state f32[B,H,D,E]
@@ -120,6 +123,7 @@ def recur(
     Columns of padding have the output 0 if there is a `path`.
   """
   assert chunk & (chunk - 1) == 0, 'halves of a chunk are halved again'
+  chunk = min(chunk, 1 << (value.shape[1] - 1).bit_length())
   if state is None:
     shape = len(value), value.shape[2], key.shape[3], value.shape[3]
     state = jnp.zeros(shape, jnp.float32)

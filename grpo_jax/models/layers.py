@@ -17,6 +17,7 @@ from typing import Any
 from flax import nnx
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,6 +30,7 @@ from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
 from grpo_jax.models.experts import LayerRouting
 from grpo_jax.models.experts import RoutedMLP
+from grpo_jax.models.softmax import CHECKPOINT_NAME
 
 Array = jax.Array
 
@@ -484,6 +486,7 @@ class GatedDelta(Projections):
     # Kept for the backward pass is what the products gave.
     arrays, new = jax.checkpoint(prepare)(inputs, rate, decay, kept)
     output, state = states.recur(arrays, state)
+    output = checkpoint_name(output, CHECKPOINT_NAME)
     return (output, gate), states.store([*new, state], cache)
 
   def mix(self, found: tuple[Array, Array]) -> Array:
