@@ -44,7 +44,8 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 _BYTES, _PIECES = 'gpt2', 'llama'  # kinds of tokenizers: bytes or pieces merge
 
-# Two rules that split a text into words differ in how many digits make one.
+# Rules that split a text into words differ in how many digits make one, and in
+# whether marks that are put onto a letter are letters.
 _WORDS = (
   r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
   r'|[^\r\n\p{L}\p{N}]?\p{L}+'
@@ -56,6 +57,14 @@ _PATTERNS = {
   'qwen2': _WORDS.replace('DIGITS', r'\p{N}'),
   'llama-bpe': _WORDS.replace('DIGITS', r'\p{N}{1,3}'),
 }
+_PATTERNS['lfm2'] = _PATTERNS['llama-bpe']
+_PATTERNS['qwen35'] = (
+  _PATTERNS['qwen2']
+  .replace(r']?\p{L}+', r']?[\p{L}\p{M}]+')
+  .replace(r'[^\s\p{L}\p{N}]+', r'[^\s\p{L}\p{M}\p{N}]+')
+)
+# Of Llama 3's kind: a token before each text, and words that are tokens.
+_LLAMA3 = ('llama-bpe', 'lfm2')
 _PRE_TOKENIZERS = ('smollm', 'gpt-2', *_PATTERNS)
 
 
@@ -154,7 +163,8 @@ def load_gguf(source: str | os.PathLike[str]) -> Loaded:
   Ids of the kind 'llama' are SentencePiece's; see `_sentence_pieces`. Those of
   the kind 'gpt2' follow llama.cpp's rules, which the file names
   ('tokenizer.ggml.pre'):
-  'smollm' (digits apart, then GPT-2's words), 'gpt-2', 'qwen2' and 'llama-bpe'.
+  'smollm' (digits apart, then GPT-2's words), 'gpt-2', 'qwen2', 'qwen35',
+  'llama-bpe' and 'lfm2', which is the same.
   For SmolLM2 the tokenizer that transformers 5.23 makes of the same file
   differs from llama.cpp's, and from this one, where spaces stand before digits:
   in 11 of 223 paragraphs. For 'qwen2', the Hugging Face folder of a model
@@ -224,7 +234,7 @@ def _byte_level(
         vocab=_vocabulary(tokens, types, merges, special),
         merges=[tuple(merge.split(' ', 1)) for merge in merges],
         # A word that is a token needs no merges that lead to it.
-        ignore_merges=rule == 'llama-bpe',
+        ignore_merges=rule in _LLAMA3,
       )
     )
   except Exception as error:  # the library raises nothing narrower
@@ -320,7 +330,7 @@ def _with_special(
   add_bos = fields.get(
     'tokenizer.ggml.add_bos_token',
     fields.get('tokenizer.ggml.model') == _PIECES
-    or fields.get('tokenizer.ggml.pre') == 'llama-bpe',
+    or fields.get('tokenizer.ggml.pre') in _LLAMA3,
   )
   names = {
     'bos_token': special['bos'],

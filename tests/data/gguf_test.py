@@ -156,6 +156,8 @@ WORDS = {
     '!!\r\n', '  ',
   ],
 }  # fmt: skip
+WORDS['lfm2'] = WORDS['llama-bpe']
+WORDS['qwen35'] = WORDS['qwen2']
 
 
 @pytest.mark.parametrize('rule', WORDS)
@@ -163,6 +165,12 @@ def test_every_rule_makes_the_words_of_llama_cpp(rule, tmp_path):
   words = _words(rule, TEXT, tmp_path)
   assert ''.join(words) == TEXT
   assert words == WORDS[rule]
+
+
+def test_a_mark_upon_a_letter_is_a_letter_in_qwen35(tmp_path):
+  text = ' la\u0300 \u0300!'
+  assert _words('qwen2', text, tmp_path) == [' la', '\u0300', ' \u0300!']
+  assert _words('qwen35', text, tmp_path) == [' la\u0300', ' \u0300', '!']
 
 
 def test_ids_end_tokens_and_chat_template(tmp_path):
@@ -184,8 +192,11 @@ def test_ids_end_tokens_and_chat_template(tmp_path):
   assert chat.encode_prompt('la') == [0, *tokenizer.encode('la')]
 
 
-def test_llama_takes_a_word_that_is_a_token_and_puts_a_token_first(tmp_path):
-  fields = vocabulary('llama-bpe')
+@pytest.mark.parametrize('rule', ['llama-bpe', 'lfm2'])
+def test_llama_takes_a_word_that_is_a_token_and_puts_a_token_first(
+  rule, tmp_path
+):
+  fields = vocabulary(rule)
   tokens = fields['tokenizer.ggml.tokens']
   fields['tokenizer.ggml.tokens'] = [*tokens, 'Ġcarte']
   fields['tokenizer.ggml.token_type'] += [1]

@@ -16,6 +16,7 @@ from grpo_jax.models.weights.tensors import Fused
 from grpo_jax.models.weights.tensors import Layout
 from grpo_jax.models.weights.tensors import Tensor
 from grpo_jax.models.weights.tensors import Tensors
+from grpo_jax.models.weights.tensors import Tiled
 
 Fields = Mapping[str, Any]
 
@@ -216,6 +217,31 @@ def _llama_cpp_lfm2() -> Tensors:
   return tensors
 
 
+def _llama_cpp_delta() -> Tensors:
+  """The names of Qwen 3.5 in GGUF files; see `_LLAMA_CPP_DELTA`."""
+  layer = 'blk.{layer}.'
+  query = f'{layer}attn_q'
+  tensors = {
+    **llama_cpp(interleaved=False),
+    ('mlp_norm', 'scale'): Tensor(f'{layer}post_attention_norm.weight'),
+    ('attention', 'query'): _linear(f'{query}.query'),
+    ('attention', 'head_gate'): _linear(f'{query}.head_gate'),
+    ('delta', 'head_gate'): _linear(f'{layer}attn_gate.heads'),
+    ('delta', 'rate'): _linear(f'{layer}ssm_beta.heads'),
+    ('delta', 'decay'): _linear(f'{layer}ssm_alpha.heads'),
+    ('delta', 'log_decay'): Tensor(f'{layer}ssm_a.heads', Layout(is_log=True)),
+    ('delta', 'decay_bias'): Tensor(f'{layer}ssm_dt.heads'),
+    ('delta', 'norm', 'scale'): Tensor(f'{layer}ssm_norm.weight'),
+    ('delta', 'output'): _linear(f'{layer}ssm_out.heads', first=2),
+  }
+  taps = Layout(transposed=True)
+  for ours in ('query', 'key', 'value'):
+    tensors['delta', ours] = _linear(f'{layer}attn_qkv.{ours}')
+    name = f'{layer}ssm_conv1d.{ours}.weight'
+    tensors['delta', f'{ours}_taps'] = Tensor(name, taps)
+  return tensors
+
+
 def _fused(module: str, names: str, sizes: Any, **turns: Any) -> Fused:
   """A linear layer that stands for several.
 
@@ -352,6 +378,54 @@ _FUSED_DELTA = _fused(
   'linear_attn.in_proj_qkv.query linear_attn.in_proj_qkv.key '
   'linear_attn.in_proj_qkv.value',
   _all_heads,
+)
+
+
+def _llama_cpp_heads(
+  name: str, part: str, of_head: Callable[[DeltaHeads], int], axis: int = 0
+) -> Tiled:
+  """A tensor of value heads, each with so many rows."""
+  return Tiled(
+    f'blk.{{layer}}.{name}',
+    (f'blk.{{layer}}.{part}',),
+    lambda config: (_delta(config).num_value_heads * of_head(_delta(config)),),
+    axis=axis,
+  )
+
+
+_LLAMA_CPP_DELTA = (
+  Fused(
+    'blk.{layer}.attn_q.weight',
+    ('blk.{layer}.attn_q.query.weight', 'blk.{layer}.attn_q.head_gate.weight'),
+    _HEADS_IN_TURN.sizes,
+    _HEADS_IN_TURN.turns,
+  ),
+  *(
+    Tiled(
+      f'blk.{{layer}}.{name}.weight',
+      tuple(
+        f'blk.{{layer}}.{name}.{one}.weight'
+        for one in ('query', 'key', 'value')
+      ),
+      _all_heads,
+    )
+    for name in ('attn_qkv', 'ssm_conv1d')
+  ),
+  _llama_cpp_heads(
+    'attn_gate.weight', 'attn_gate.heads.weight', lambda heads: heads.value_dim
+  ),
+  _llama_cpp_heads(
+    'ssm_out.weight', 'ssm_out.heads.weight', lambda heads: heads.value_dim, 1
+  ),
+  *(
+    _llama_cpp_heads(name, part, lambda heads: 1)
+    for name, part in (
+      ('ssm_beta.weight', 'ssm_beta.heads.weight'),
+      ('ssm_alpha.weight', 'ssm_alpha.heads.weight'),
+      ('ssm_a', 'ssm_a.heads'),
+      ('ssm_dt.bias', 'ssm_dt.heads'),
+    )
+  ),
 )
 
 
@@ -684,6 +758,7 @@ _QWEN3_5 = Family(
   ),
   fused=(_HEADS_IN_TURN, _FUSED_DELTA, _FUSED_TAPS),
   classifier='Qwen3_5TextForSequenceClassification',
+  gguf=('qwen35', _llama_cpp_delta(), _LLAMA_CPP_DELTA),
   # It may be read from the files of a model that sees images too.
   prefixes=_INNER_PREFIXES,
   left_out=('mtp.', *_sees('visual')),
@@ -702,6 +777,7 @@ _QWEN3_5_MOE = dataclasses.replace(
     shared_expert_intermediate_size=512,
   ),
   classifier=None,
+  gguf=None,
   routing=dict(shared_gate=True),
   fused=(*_QWEN3_5.fused, _PACKED_GATE),
   packed=_PACKED,
@@ -1025,6 +1101,7 @@ FAMILIES = (
       mlp_only_layers=(),
     ),
     classifier='Qwen3NextForSequenceClassification',
+    gguf=None,
     routing=dict(shared_gate=True),
     tensors=_gated_delta(
       query='in_proj_qkvz.query',

@@ -187,6 +187,44 @@ def _families() -> dict[str, families.Family]:
   return {row.gguf[0]: row for row in families.FAMILIES if row.gguf}
 
 
+def _unread(model: Gguf, name: str, head_dim: int) -> list[str]:
+  """The fields and tensors of which the meaning is not read here.
+
+  Args:
+    model: The file.
+    name: Of the architecture.
+    head_dim: Size of one head.
+  """
+  metadata, own = model.metadata, _OWN.get(name, _Own())
+  unread = [
+    f'{name}.{key}'
+    for key, understood in (
+      ('expert_count', (0,)),
+      ('nextn_predict_layers', (0,)),
+      ('rope.dimension_count', (head_dim,)),
+      ('attention.value_length', (head_dim,)),
+      ('rope.scaling.type', ('none', 'linear', 'yarn')),
+    )
+    if key not in own.keys
+    and metadata.get(f'{name}.{key}', understood[0]) not in understood
+  ]
+  scaling = 'type', 'factor', 'original_context_length', 'finetuned'
+  known = {f'{name}.rope.scaling.{key}' for key in scaling}
+  also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
+  also = *also, f'{name}.attention.sliding_window', f'{name}.rope.freq_base_'
+  also = *also, f'{name}.attn_logit_soft', f'{name}.final_logit_soft'
+  known |= {f'{name}.{key}' for key in own.keys}
+  unread += [
+    key
+    for key, value in metadata.items()
+    # 0 and 1 are how such a field says that it does nothing.
+    if key.startswith(also) and key not in known and value not in (0, 1)
+  ]
+  # How Llama 3.1 and later scale rotary positions.
+  unread += [key for key in ('rope_freqs.weight',) if key in model.tensors]
+  return unread
+
+
 def described(model: Gguf) -> Described:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
@@ -213,7 +251,7 @@ def described(model: Gguf) -> Described:
     return metadata.get(f'{name}.{key}', default)
 
   own = _OWN.get(name, _Own())
-  needed = *_NEEDED, *own.kinds
+  needed = *_NEEDED, *own.needed
   missing = [f'{name}.{key}' for key in needed if get(key) is None]
   if 'token_embd.weight' not in model.tensors:
     missing.append('token_embd.weight')
@@ -226,30 +264,7 @@ def described(model: Gguf) -> Described:
   width, heads = get('embedding_length'), get('attention.head_count')
   head_dim = get('attention.key_length', get('rope.dimension_count'))
   head_dim = head_dim or width // heads
-  unread = [
-    f'{name}.{key}'
-    for key, understood in (
-      ('expert_count', (0,)),
-      ('rope.dimension_count', (head_dim,)),
-      ('attention.value_length', (head_dim,)),
-      ('rope.scaling.type', ('none', 'linear', 'yarn')),
-    )
-    if get(key, understood[0]) not in understood
-  ]
-  scaling = 'type', 'factor', 'original_context_length', 'finetuned'
-  known = {f'{name}.rope.scaling.{key}' for key in scaling}
-  also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
-  also = *also, f'{name}.attention.sliding_window', f'{name}.rope.freq_base_'
-  also = *also, f'{name}.attn_logit_soft', f'{name}.final_logit_soft'
-  known |= {f'{name}.{key}' for key in own.keys}
-  unread += [
-    key
-    for key, value in metadata.items()
-    # 0 and 1 are how such a field says that it does nothing.
-    if key.startswith(also) and key not in known and value not in (0, 1)
-  ]
-  # How Llama 3.1 and later scale rotary positions.
-  unread += [key for key in ('rope_freqs.weight',) if key in model.tensors]
+  unread = _unread(model, name, head_dim)
   if unread:
     raise ValueError(
       f'{path} has {", ".join(unread)}, of which the meaning is not read from '
@@ -318,18 +333,39 @@ def _lfm2(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
   )
 
 
+def _qwen35(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """What Qwen 3.5 has besides; see `_lfm2`."""
+  number = get('ssm.time_step_rank')
+  return dict(
+    linear_conv_kernel_dim=get('ssm.conv_kernel'),
+    linear_key_head_dim=get('ssm.state_size'),
+    linear_num_key_heads=get('ssm.group_count'),
+    linear_num_value_heads=number,
+    linear_value_head_dim=get('ssm.inner_size') // number,
+    full_attention_interval=get('full_attention_interval') or 4,
+    partial_rotary_factor=get('rope.dimension_count') / fields['head_dim'],
+  )
+
+
 class _Own(NamedTuple):
   """What an architecture says besides.
 
   Attributes:
     keys: Of what others may not say, that which is read.
-    kinds: Keys that it must say, and what they may hold.
+    needed: Keys that it must say.
+    kinds: What keys may hold.
     fields: Makes fields of a `config.json` of them.
   """
 
   keys: frozenset[str] = frozenset()
+  needed: tuple[str, ...] = ()
   kinds: Mapping[str, config_fields.Problem] = types.MappingProxyType({})
   fields: Any = _nothing
+
+
+_SSM = (
+  'ssm.state_size', 'ssm.group_count', 'ssm.time_step_rank', 'ssm.inner_size',
+)  # fmt: skip
 
 
 _OWN = {
@@ -341,11 +377,21 @@ _OWN = {
     fields=_gemma3,
   ),
   'lfm2': _Own(
+    needed=('attention.head_count_kv', 'shortconv.l_cache'),
     kinds={
       'attention.head_count_kv': config_fields.COUNTS,
       'shortconv.l_cache': config_fields.TAPS,
     },
     fields=_lfm2,
+  ),
+  'qwen35': _Own(
+    keys=frozenset({'rope.dimension_count'}),
+    needed=(*_SSM, 'ssm.conv_kernel', 'rope.dimension_count'),
+    kinds={
+      **dict.fromkeys((*_SSM, 'full_attention_interval'), config_fields.COUNT),
+      'ssm.conv_kernel': config_fields.TAPS,
+    },
+    fields=_qwen35,
   ),
 }  # fmt: skip
 

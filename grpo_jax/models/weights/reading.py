@@ -49,7 +49,7 @@ class Cut:
   Attributes:
     whole: The tensor.
     axis: Of which axis it has a part.
-    places: Which places of that, i64[...], ascending.
+    places: Which places of that, in the order of the part, i64[...].
   """
 
   whole: safetensors.Stored
@@ -74,11 +74,12 @@ class Cut:
     """A part of it; see `Reader`."""
     wanted, span = self.places[index[self.axis]], list(index)
     # Readers read what lies side by side.
-    span[self.axis] = slice(int(wanted[0]), int(wanted[-1]) + 1)
-    array = reader.read(self.whole, tuple(span))
-    if len(wanted) == array.shape[self.axis]:
+    first, last = int(wanted.min()), int(wanted.max())
+    span[self.axis] = slice(first, last + 1)
+    array, wanted = reader.read(self.whole, tuple(span)), wanted - first
+    if np.array_equal(wanted, np.arange(array.shape[self.axis])):
       return array
-    return array.take(wanted - wanted[0], axis=self.axis)
+    return array.take(wanted, axis=self.axis)
 
 
 @dataclasses.dataclass(frozen=True)

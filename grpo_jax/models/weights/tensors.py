@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_jax.mesh import sharding
+from grpo_jax.models import axes
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.transformer import Transformer
 
@@ -48,6 +49,7 @@ class Layout:
     packed: Whether the experts are the first axis of one tensor there too.
     depthwise: Whether an axis of size 1 stands between the groups there, as in
       the weight of a convolution of each channel by itself.
+    is_log: Whether what is stored is -exp of ours.
   """
 
   first: int = 1
@@ -57,6 +59,7 @@ class Layout:
   experts: bool = False
   packed: bool = False
   depthwise: bool = False
+  is_log: bool = False
 
   def stored_axes(
     self, ours: tuple[Any, ...], merge: Callable[[tuple[Any, ...]], Any]
@@ -107,6 +110,8 @@ class Layout:
       stored = jnp.swapaxes(stored, -1, -2)
     if self.added:  # in float32: bfloat16 would round 1 + w to 8 bits
       stored = stored.astype(jnp.float32) + self.added
+    if self.is_log:
+      stored = jnp.log(-stored)
     return stored.reshape(shape).astype(dtype)
 
   def encode(self, ours: Array, dtype: Any) -> Array:
@@ -119,6 +124,8 @@ class Layout:
     shape, heads = self.stored_shape(ours.shape), ours.shape[-2:]
     if self.added:
       ours = ours.astype(jnp.float32) - self.added
+    if self.is_log:
+      ours = -jnp.exp(ours)
     if self.transposed:
       flat = dataclasses.replace(self, depthwise=False)
       *experts, rows, columns = flat.stored_shape(ours.shape)
@@ -234,6 +241,25 @@ class Fused:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tiled(Fused):
+  """One of which the last part has the heads of values in another order.
+
+  llama.cpp has the first value head of each key head, then the second ones.
+  """
+
+  def places(
+    self, shape: tuple[int, ...], config: ModelConfig
+  ) -> list[np.ndarray]:
+    """As of `Fused`; those of the last part are in the order of ours."""
+    *others, last = super().places(shape, config)
+    assert config.delta is not None
+    keys = config.delta.num_heads
+    several = config.delta.num_value_heads // keys
+    tiles = last.reshape(several, keys, -1).swapaxes(0, 1)
+    return [*others, tiles.reshape(-1)]
+
+
+@dataclasses.dataclass(frozen=True)
 class Parameter:
   """A parameter of our tree.
 
@@ -266,8 +292,8 @@ class Parameter:
   @property
   def has_two_axes(self) -> bool:
     """Whether it is a matrix, of experts or not: no scale, bias or taps."""
-    axes = len(self.stored_shape) - int(self.layout.experts)
-    return axes > 1 and not self.layout.depthwise
+    number = len(self.stored_shape) - int(self.layout.experts)
+    return number > 1 and not axes.is_vector(self.path[-1])
 
 
 class Part(NamedTuple):

@@ -123,6 +123,19 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
   assert met == wanted.keys()
 
 
+def test_modules_of_one_name_are_told_apart(tmp_path):
+  """LFM2 has an `out_proj` in layers of either kind."""
+  name = 'Lfm2ForCausalLM'
+  config = weights.config_from_huggingface(NAMES[name]['config'])
+  low = models.LowRank(2, 4.0, ('attention/output',))
+  config = dataclasses.replace(config, lora=low)
+  params = golden.random_params(config)
+  weights.save_adapter(tmp_path, config, params, 'base', architecture=name)
+  told = json.loads((tmp_path / 'adapter_config.json').read_text())
+  assert told['target_modules'] == ['model.layers.1.self_attn.out_proj']
+  assert 'model.layers.0.conv.out_proj' in NAMES[name]['modules']
+
+
 SOME = ('attention/key', 'mlp/up')
 
 

@@ -4,6 +4,8 @@ import dataclasses
 import sys
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,8 +65,17 @@ KINDS = {
     taps=3,
     pattern=(models.LayerKind(mixer='convolution'), models.LayerKind()),
   ),
+  'qwen35': dataclasses.replace(
+    CONFIG,
+    num_layers=3,
+    qk_norm=True,
+    head_gates=True,
+    taps=4,
+    delta=models.DeltaHeads(2, 6, 8, 16),
+    pattern=(models.LayerKind(mixer='delta'), models.LayerKind(rotated=0.5)),
+  ),
 }
-IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3', 'gemma3', 'lfm2'
+IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3', 'gemma3', 'lfm2', 'qwen35'
 NAMES = {
   'embed_tokens': 'token_embd',
   'norm': 'output_norm',
@@ -96,6 +107,18 @@ LFM2 = {
   'w3': 'ffn_up',
   'w2': 'ffn_down',
 }
+QWEN35 = {
+  **NAMES,
+  'post_attention_layernorm': 'post_attention_norm',
+  'linear_attn.in_proj_qkv': 'attn_qkv',
+  'linear_attn.in_proj_z': 'attn_gate',
+  'linear_attn.in_proj_b': 'ssm_beta',
+  'linear_attn.in_proj_a': 'ssm_alpha',
+  'linear_attn.conv1d': 'ssm_conv1d',
+  'linear_attn.norm': 'ssm_norm',
+  'linear_attn.out_proj': 'ssm_out',
+}
+ALONE = {'A_log': 'ssm_a', 'dt_bias': 'ssm_dt.bias'}
 GEMMA = {
   **NAMES,
   'post_attention_layernorm': 'post_attention_norm',
@@ -108,6 +131,37 @@ def permuted(weight, heads):
   """As llama.cpp stores queries and keys: pairs side by side."""
   halves = weight.reshape(heads, 2, -1, weight.shape[-1])
   return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def tiled(heads, name, weight):
+  """As llama.cpp stores value heads: the first of each key head, and so on."""
+  several = heads.num_value_heads // heads.num_heads
+
+  def turned(x):
+    split = x.reshape(heads.num_heads, several, -1, *x.shape[1:])
+    return split.swapaxes(0, 1).reshape(x.shape)
+
+  if 'A_log' in name:
+    return turned(-np.exp(weight))
+  if 'conv1d' in name or 'in_proj_qkv' in name:
+    before = 2 * heads.num_heads * heads.key_dim
+    return np.concatenate([weight[:before], turned(weight[before:])])
+  if 'out_proj' in name:
+    return turned(weight.T.copy()).T.copy()
+  return turned(weight) if 'linear_attn.norm' not in name else weight
+
+
+def say_of_states(writer, config):
+  """What a file says of layers with a state."""
+  if heads := config.delta:
+    writer.add_ssm_conv_kernel(config.taps)
+    writer.add_ssm_state_size(heads.key_dim)
+    writer.add_ssm_group_count(heads.num_heads)
+    writer.add_ssm_time_step_rank(heads.num_value_heads)
+    writer.add_ssm_inner_size(heads.num_value_heads * heads.value_dim)
+    writer.add_uint32('qwen35.full_attention_interval', 2)
+  elif config.taps:
+    writer.add_shortconv_l_cache(config.taps)
 
 
 def write(
@@ -123,8 +177,8 @@ def write(
   writer.add_embedding_length(config.width)
   writer.add_feed_forward_length(config.mlp_width)
   writer.add_head_count(config.num_heads)
+  say_of_states(writer, config)
   if architecture == 'lfm2':
-    writer.add_shortconv_l_cache(config.taps)
     writer.add_head_count_kv(
       [
         config.num_kv_heads * (kind.mixer == 'attention')
@@ -135,7 +189,8 @@ def write(
     writer.add_head_count_kv(config.num_kv_heads)
   writer.add_key_length(config.head_dim)
   writer.add_value_length(config.head_dim)
-  writer.add_rope_dimension_count(config.head_dim)
+  rotated = config.pattern[-1].rotated
+  writer.add_rope_dimension_count(int(config.head_dim * rotated))
   writer.add_rope_freq_base(config.rope_base)
   writer.add_layer_norm_rms_eps(config.norm_epsilon)
   if not tokens:
@@ -151,21 +206,28 @@ def write(
     writer.add_sliding_window(window)
   if change:
     change(writer)
-  names = dict(gemma3=GEMMA, lfm2=LFM2).get(architecture, NAMES)
+  names = dict(gemma3=GEMMA, lfm2=LFM2, qwen35=QWEN35)
+  names = names.get(architecture, NAMES)
   for name, weight in tensors.items():
     *before, part, kind = name.split('.')
     layer = f'blk.{before[2]}.' if 'layers' in before else ''
     if architecture == 'llama' and part in ('q_proj', 'k_proj'):
       heads = config.num_heads if part == 'q_proj' else config.num_kv_heads
       weight = permuted(weight, heads)
-    if architecture == 'gemma3' and 'norm' in part:
+    in_state = 'linear_attn' in name
+    if architecture in ('gemma3', 'qwen35') and 'norm' in part and not in_state:
       weight = weight + 1  # what a norm multiplies by
+    if in_state:
+      weight = tiled(config.delta, name, weight)
     if weight.ndim > 2:
       weight = weight[:, 0]
     as_ = Q8 if is_quantized(name) else F32
-    theirs = names.get('.'.join((*before[-1:], part))) or names[part]
+    theirs = ALONE.get(kind)
+    if theirs is None:
+      theirs = names.get('.'.join((*before[-1:], part))) or names[part]
+      theirs = f'{theirs}.{kind}'
     writer.add_tensor(
-      f'{layer}{theirs}.{kind}', gguf.quantize(weight, as_), raw_dtype=as_
+      f'{layer}{theirs}', gguf.quantize(weight, as_), raw_dtype=as_
     )
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
@@ -176,7 +238,8 @@ def write(
 
 def is_quantized(name):
   """Of which matrices `write` does so."""
-  return any(part in name for part in ('mlp', 'embed_tokens', 'conv.in_proj'))
+  parts = 'mlp', 'embed_tokens', 'conv.in_proj', 'in_proj_qkv', 'in_proj_z'
+  return any(part in name for part in parts)
 
 
 def rounded(name, weight):
@@ -205,6 +268,13 @@ def folder_and_file(tmp_path):
   return make
 
 
+def rounded_logs(params):
+  """Of what is stored as -exp, the digits that come back."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: jnp.round(x, 5) if 'log_decay' in str(path) else x, params
+  )
+
+
 @pytest.mark.parametrize(
   'kind',
   chosen(KINDS, IN_THE_SUITE),
@@ -222,13 +292,15 @@ def test_the_same_as_a_folder(folder_and_file, kind):
   assert file.config() == folder.config() == KINDS[kind]
   assert file.config_json['eos_token_id'] == 2
   assert file.folder is None
-  expected = weights.load(folder, folder.config())
-  golden.assert_same_trees(weights.load(file, file.config()), expected)
+  expected = rounded_logs(weights.load(folder, folder.config()))
+  found = weights.load(file, file.config())
+  golden.assert_same_trees(rounded_logs(found), expected)
   # Of each matrix a part: rows and columns of what is stored.
   mesh = sharding.make_mesh(fsdp=2, tensor=2)
   model = models.Transformer(file.config())
   place = sharding.param_shardings(mesh, expected, model.logical_axes)
-  golden.assert_same_trees(weights.load(file, file.config(), place), expected)
+  found = weights.load(file, file.config(), place)
+  golden.assert_same_trees(rounded_logs(found), expected)
 
 
 def test_a_large_tensor_is_made_float32_piece_by_piece(
@@ -366,6 +438,25 @@ def test_what_lfm2_may_not_say(folder_and_file, key, value, said):
   _, file = folder_and_file('lfm2')
   source = gguf_lib.Gguf(file)
   source.metadata[f'lfm2.{key}'] = value
+  with pytest.raises(ValueError, match=said):
+    gguf_lib.described(source)
+
+
+@pytest.mark.parametrize(
+  'key, value, said',
+  [
+    ('ssm.conv_kernel', None, 'lacks qwen35.ssm.conv_kernel'),
+    ('ssm.conv_kernel', 1, 'conv_kernel=1, but a whole number from 2'),
+    ('ssm.time_step_rank', 0, 'time_step_rank=0, but a whole number from 1'),
+    ('rope.dimension_count', None, 'lacks qwen35.rope.dimension_count'),
+    ('full_attention_interval', 0, 'full_attention_interval=0, but'),
+    ('nextn_predict_layers', 1, 'has qwen35.nextn_predict_layers, of which'),
+  ],
+)
+def test_what_qwen35_may_not_say(folder_and_file, key, value, said):
+  _, file = folder_and_file('qwen35')
+  source = gguf_lib.Gguf(file)
+  source.metadata[f'qwen35.{key}'] = value
   with pytest.raises(ValueError, match=said):
     gguf_lib.described(source)
 

@@ -56,7 +56,7 @@ DELTA = dict(
   linear_key_head_dim=8,
   linear_value_head_dim=4,
   # Outputs of the first tokens may be near 0, and are then all rounding.
-  rms_norm_eps=0.01,
+  rms_norm_eps=0.1,
 )
 EXPERTS = dict(
   num_experts=5,
@@ -255,7 +255,12 @@ CASES = {
     ),
   ),
   'qwen3_next': transformers.Qwen3NextConfig(
-    **DELTA | dict(num_hidden_layers=3, layer_types=DELTA['layer_types'][:3]),
+    **DELTA
+    | dict(
+      num_hidden_layers=3,
+      layer_types=DELTA['layer_types'][:3],
+      linear_key_head_dim=6,
+    ),
     **EXPERTS,
     mlp_only_layers=[1],
     rope_parameters=dict(
