@@ -28,9 +28,15 @@ _LAYER_AXES = {
   'gate': ('width', 'mlp'),
   'up': ('width', 'mlp'),
   'down': ('mlp', 'width'),
+  'input_gate': ('width', None),
+  'input_down': (None, 'width'),
+  'input_table': ('vocab', 'inputs'),
+  'input_projection': ('width', None),
 }
 _EXPERT_AXES = {
   'router': ('width', None),
+  'input_scale': (None,),
+  'output_scale': (None,),
   'gate': ('experts', 'width', 'mlp'),
   'up': ('experts', 'width', 'mlp'),
   'down': ('experts', 'mlp', 'width'),
@@ -40,6 +46,8 @@ _EXPERT_AXES = {
   'up_bias': ('experts', 'mlp'),
   'down_bias': ('experts', 'width'),
 }
+FROZEN = ('input_table',)
+"""What no update changes, with adapters or without."""
 QUANTIZED = 'codes', 'scales'
 """Parts of a weight, which have its axes; see `quantized`."""
 
@@ -95,13 +103,13 @@ def matrix(path: tuple[str, ...]) -> MatrixAxes:
   if is_vector(name) or not found:
     inputs = 0
   places = tuple(range(-number, 0))
-  hidden = name not in ('embedding', 'head')
+  hidden = name not in ('embedding', 'head', 'input_table')
   return MatrixAxes(places[:inputs], places[inputs:], hidden)
 
 
 def is_vector(name: str) -> bool:
-  """Whether a parameter with axes is added, and multiplies nothing."""
-  return name.endswith('_bias') or name == 'sinks'
+  """Whether a parameter with axes is added, or a factor of single entries."""
+  return name.endswith(('_bias', '_scale')) or name == 'sinks'
 
 
 def gather(

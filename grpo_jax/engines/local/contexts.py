@@ -90,7 +90,7 @@ class Programs:
     Args:
       params: What `sampler_params` returned.
       cache: For each layer the keys and values of the rows of a pool, f[B,...]
-        with M places; see `attention.cache_axes`.
+        with M places; see `attention.cache_axes`. () of one that shares them.
       rows: i32[E], numbered on each data shard by itself.
       tokens: i32[E,Q].
       start: i32[E], the position of the first of them.

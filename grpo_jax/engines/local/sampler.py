@@ -70,7 +70,8 @@ class Rows(NamedTuple):
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
       with N positions; see `attention.cache_axes`. A layer with a shorter
-      window has only as many as its window.
+      window has only as many as its window, and one that shares those of
+      another has ().
     cache: For each layer the keys and values of the rows' own tokens, f[B,...]
       with M positions, or as many as the window.
   """
@@ -232,7 +233,8 @@ class Sampler:
       return hidden, rows, routing
 
     axis = self._axes.positions[0]
-    columns = max(key.shape[axis] for key, _ in rows.cache)
+    keys = [layer[0] for layer in rows.cache if layer]
+    columns = max(key.shape[axis] for key in keys)
     rows, drawn = draw_until(
       self.model, params, rows, read, alive, columns, limit, floor,
       self.choices, self._on_all,
@@ -304,7 +306,7 @@ class Sampler:
     return [
       tuple(
         function(x, axis, _places(kind, columns))
-        for x, axis in zip(layer, self._axes.positions, strict=True)
+        for x, axis in zip(layer, self._axes.positions, strict=bool(layer))
       )
       for kind, layer in zip(self.model.config.kinds, cache, strict=True)
     ]

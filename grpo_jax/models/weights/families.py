@@ -110,6 +110,36 @@ def _packed_experts(tensors: Tensors) -> Tensors:
   return {**tensors, **{('experts', ours): x for ours, x in names.items()}}
 
 
+def _gemma4(tensors: Tensors) -> Tensors:
+  """The names of Gemma 4: packed experts, more norms, and inputs of layers."""
+  layer = 'model.layers.{layer}.'
+  packed = Layout(transposed=True, experts=True, packed=True)
+  inputs = 'model.per_layer_'
+  names = {
+    ('layer_scale',): 'layer_scalar',
+    ('experts', 'input_scale'): 'router.scale',
+    ('experts', 'output_scale'): 'router.per_expert_scale',
+    ('experts_norm', 'scale'): 'pre_feedforward_layernorm_2.weight',
+    ('experts_post_norm', 'scale'): 'post_feedforward_layernorm_2.weight',
+    ('dense_post_norm', 'scale'): 'post_feedforward_layernorm_1.weight',
+    ('inputs_post_norm', 'scale'): 'post_per_layer_input_norm.weight',
+  }
+  return {
+    **tensors,
+    **{ours: Tensor(layer + theirs) for ours, theirs in names.items()},
+    **{
+      ('experts', name): Tensor(f'{layer}experts.{name}_proj', packed)
+      for name in ('gate', 'up', 'down')
+    },
+    ('experts', 'router'): _linear(f'{layer}router.proj'),
+    ('inputs', 'input_gate'): _linear(f'{layer}per_layer_input_gate'),
+    ('inputs', 'input_down'): _linear(f'{layer}per_layer_projection'),
+    ('inputs', 'input_table'): Tensor('model.embed_tokens_per_layer.weight'),
+    ('inputs', 'input_projection'): _linear(f'{inputs}model_projection'),
+    ('inputs', 'norm', 'scale'): Tensor(f'{inputs}projection_norm.weight'),
+  }
+
+
 def llama_cpp(interleaved: bool) -> Tensors:
   """The names in GGUF files, of which all are read and none written.
 
@@ -175,6 +205,14 @@ _FUSED_EXPERTS = tuple(
 )
 
 
+_FUSED_ROWS_OF_EXPERTS = Fused(
+  'model.layers.{layer}.experts.gate_up_proj',
+  tuple(f'model.layers.{{layer}}.experts.{one}_proj' for one in ('gate', 'up')),
+  rows=lambda config: (config.experts.width,) * 2,
+  axis=1,
+)
+
+
 def _rotates(fields: Fields, layer: int) -> bool:
   """Of SmolLM3, whose field has 1 for a layer that rotates."""
   listed = fields['no_rope_layers']
@@ -212,6 +250,7 @@ class Family:
     scaled_embedding: Whether embeddings are multiplied by sqrt(width).
     rope_bases: Base of the rotary frequencies where none is given: of layers
       without a window, and of those with one, None if that is the same.
+    proportional: Whether rotary positions may be proportional; see `LayerKind`.
     scales_windows: Whether a scaling of rotary positions that is given for all
       layers is that of layers with a window too.
     tensors: Where parameters are stored in Hugging Face folders.
@@ -247,6 +286,7 @@ class Family:
   quantized: str | None = None
   scaled_embedding: bool = False
   rope_bases: tuple[float, float | None] = (10_000.0, None)
+  proportional: bool = False
   scales_windows: bool = True
   tensors: Tensors = dataclasses.field(default_factory=hugging_face)
   fused: tuple[Fused, ...] = ()
@@ -405,6 +445,72 @@ _MINISTRAL3 = Family(
   classifier='Ministral3ForSequenceClassification',
   windows=lambda fields, layer: fields['sliding_window'] is not None,
   grows_queries=True,
+)
+
+_GEMMA4 = Family(
+  'Gemma4ForCausalLM',
+  'gemma4_text',
+  dict(
+    _COMMON,
+    vocab_size=262_144,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_hidden_layers=30,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=256,
+    hidden_activation='gelu_pytorch_tanh',
+    tie_word_embeddings=True,
+    sliding_window=512,
+    final_logit_softcapping=None,
+    global_head_dim=512,
+    num_global_key_value_heads=None,
+    per_layer_config=None,
+    attention_k_eq_v=False,
+    num_kv_shared_layers=0,
+    use_double_wide_mlp=False,
+    hidden_size_per_layer_input=256,
+    vocab_size_per_layer_input=262_144,
+    enable_moe_block=False,
+    num_experts=None,
+    num_experts_per_tok=None,
+    moe_intermediate_size=None,
+    rope_parameters=dict(
+      full_attention=dict(
+        rope_type='proportional',
+        rope_theta=1_000_000.0,
+        partial_rotary_factor=0.25,
+      ),
+      sliding_attention=dict(rope_type='default', rope_theta=10_000.0),
+    ),
+  ),
+  called=dict(num_experts_per_tok='top_k_experts'),
+  fixed=dict(
+    **_ATTENTION_BIAS,
+    # Images alone look ahead by this.
+    use_bidirectional_attention=(
+      'vision',
+      'attention of texts that looks ahead is not computed here',
+    ),
+  ),
+  windows=lambda fields, layer: (
+    (layer + 1) % 6 > 0 and layer + 1 < fields['num_hidden_layers']
+  ),
+  layer_types=True,
+  features=dict(
+    qk_norm=True,
+    value_norm=True,
+    post_norms=True,
+    layer_scales=True,
+    attention_scale=1.0,
+  ),
+  routing=dict(beside_mlp=True),
+  scaled_embedding=True,
+  rope_bases=(1_000_000.0, 10_000.0),
+  proportional=True,
+  scales_windows=False,
+  tensors=_gemma4(hugging_face(norms=_BOTH)),
+  fused=(_FUSED_ROWS_OF_EXPERTS,),
 )
 
 FAMILIES = (
@@ -688,6 +794,20 @@ FAMILIES = (
     quantized='mxfp4',
     tensors=_packed_experts(hugging_face()),
     fused=_FUSED_EXPERTS,
+  ),
+  _GEMMA4,
+  dataclasses.replace(
+    _GEMMA4,
+    architecture='Gemma4ForConditionalGeneration',
+    model_type='gemma4',
+    inside='text_config',
+    inner_type='gemma4_text',
+    written_as='Gemma4ForCausalLM',
+    prefixes=_INNER_PREFIXES,
+    left_out=_sees(
+      'vision_tower', 'embed_vision', 'audio_tower', 'embed_audio'
+    ),
+    modules=_INNER,
   ),
 )
 """All families, the plainest first: what several can express, it is."""

@@ -239,14 +239,14 @@ def _from_folder(
   if row.quantized == 'mxfp4':
     reader = mxfp4.Mxfp4(reader)
   try:
-    further = config_json_lib.further_layers(config_json)
+    left_out = config_json_lib.left_out(config_json)
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
-  left_out = *row.left_out, *(f'model.layers.{i}.' for i in further)
   stored = {
     _meant(row, name): one
     for name, one in reader.tensors.items()
     if not name.startswith(left_out)
+    and not _meant(row, name).startswith(left_out)
     # Rotary frequencies, which some old folders of Llama hold.
     and not name.endswith('rotary_emb.inv_freq')
   }

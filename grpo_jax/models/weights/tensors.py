@@ -174,11 +174,13 @@ class Fused:
     parts: The names of those that it holds, in their order.
     rows: How many rows each has, in a layer of this shape, one behind another;
       None: they take turns along the last axis.
+    axis: The axis of the rows.
   """
 
   name: str
   parts: tuple[str, ...]
   rows: Callable[[ModelConfig], tuple[int, ...]] | None
+  axis: int = 0
 
   def cuts(
     self, shape: tuple[int, ...], config: ModelConfig
@@ -192,27 +194,29 @@ class Fused:
     Raises:
       ValueError: The parts have another number of rows together.
     """
-    whole = (slice(None),) * (len(shape) - 1)
+    axis = len(shape) - 1 if self.rows is None else self.axis
+    before = (slice(None),) * axis
+    behind = (slice(None),) * (len(shape) - 1 - axis)
     if self.rows is None:
       number = len(self.parts)
-      return [(*whole, slice(i, None, number)) for i in range(number)]
+      return [(*before, slice(i, None, number)) for i in range(number)]
     sizes = self.rows(config)
-    if sum(sizes) != shape[0]:
+    if sum(sizes) != shape[axis]:
       raise ValueError(
-        f'has {shape[0]} rows, but its parts have '
+        f'has {shape[axis]} rows, but its parts have '
         f'{" + ".join(map(str, sizes))} by the config.json; give files that '
         'belong to it.'
       )
     ends = itertools.accumulate(sizes)
     return [
-      (slice(end - size, end), *whole)
+      (*before, slice(end - size, end), *behind)
       for size, end in zip(sizes, ends, strict=True)
     ]
 
   def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
     """The tensor, of all its parts."""
     if self.rows is not None:
-      return np.concatenate(parts)
+      return np.concatenate(parts, axis=self.axis)
     stacked = np.stack(parts, axis=-1)
     return stacked.reshape(*stacked.shape[:-2], -1)
 
@@ -288,9 +292,10 @@ class Written(NamedTuple):
     shapes = [wanted[part.parameter].name_shape for part in self.parts]
     if self.fused is None:
       return shapes[0]
-    if self.fused.rows is None:
-      return *shapes[0][:-1], sum(shape[-1] for shape in shapes)
-    return sum(shape[0] for shape in shapes), *shapes[0][1:]
+    axis = -1 if self.fused.rows is None else self.fused.axis
+    whole = list(shapes[0])
+    whole[axis] = sum(shape[axis] for shape in shapes)
+    return tuple(whole)
 
 
 def written(
@@ -353,14 +358,13 @@ def _parameter(
   config: ModelConfig, path: tuple[str, ...], shape, tensors: Tensors
 ) -> Parameter:
   """One of them, from its path and its shape in the tree."""
-  period, repeats = len(config.pattern), config.repeats
   experts = config.experts.number if config.experts else 0
   layers, layer = None, 0
   if path[0] == 'blocks':
-    layers = tuple(int(path[1]) + period * i for i in range(repeats))
+    layers = tuple(config.blocks[int(path[1])][1])
     shape = shape[1:]
   elif path[0] == 'tail':
-    layer = int(path[1]) + period * repeats
+    layer = config.tail[int(path[1])][1]
   inside = path[2:] if path[0] in ('blocks', 'tail') else path
   if inside not in tensors:
     raise ValueError(
