@@ -21,7 +21,12 @@ from tests.models.weights import golden
 # What only one of them has of all that is computed otherwise.
 IN_THE_SUITE = ('olmo3', 'phi3', 'gpt_oss')
 # What no family has: layers of several sizes, and all of routers at once.
-MORE = {'uneven': tiny.UNEVEN, 'routed': tiny.ROUTED}
+MORE = {
+  'uneven': tiny.UNEVEN,
+  'routed': tiny.ROUTED,
+  'sharing': tiny.SHARING,
+  'beside': tiny.BESIDE,
+}
 EVERY = [*golden.NAMES, *MORE]
 
 

@@ -21,7 +21,11 @@ def logp(changes, params=None):
   return jax.jit(lambda p: models.score(model, p, ROWS).logp)(params)
 
 
-@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+@pytest.mark.parametrize(
+  'changes',
+  [{}, tiny.FANCY, tiny.SHARING],
+  ids=['plain', 'fancy', 'sharing'],
+)
 def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
   model = tiny.model(**changes)
   expected = logp(changes)

@@ -461,6 +461,8 @@ def _written_ropes(row: Family, config: ModelConfig) -> dict[str, Any]:
     fields['rope_parameters'] = dict(
       full_attention=full, sliding_attention={**plain, 'rope_theta': base}
     )
+  if row.proportional:  # it never had the older form
+    return dict(rope_parameters=fields['rope_parameters'])
   return fields
 
 

@@ -513,6 +513,9 @@ _GEMMA4 = Family(
   fused=(_FUSED_ROWS_OF_EXPERTS,),
 )
 
+# Of its models that see and hear.
+_OF_GEMMA4 = 'vision_tower', 'embed_vision', 'audio_tower', 'embed_audio'
+
 FAMILIES = (
   Family(
     'LlamaForCausalLM',
@@ -804,9 +807,21 @@ FAMILIES = (
     inner_type='gemma4_text',
     written_as='Gemma4ForCausalLM',
     prefixes=_INNER_PREFIXES,
-    left_out=_sees(
-      'vision_tower', 'embed_vision', 'audio_tower', 'embed_audio'
+    left_out=_sees(*_OF_GEMMA4),
+    modules=_INNER,
+  ),
+  dataclasses.replace(
+    _GEMMA4,
+    architecture='Gemma4UnifiedForConditionalGeneration',
+    model_type='gemma4_unified',
+    defaults=dict(
+      _GEMMA4.defaults, sliding_window=1024, hidden_size_per_layer_input=0
     ),
+    inside='text_config',
+    inner_type='gemma4_unified_text',
+    written_as='Gemma4ForCausalLM',
+    prefixes=_INNER_PREFIXES,
+    left_out=_sees(*_OF_GEMMA4, 'vision_embedder'),
     modules=_INNER,
   ),
 )

@@ -279,6 +279,11 @@ COUNTS = {
   'Qwen3-VL-4B': 4_022_468_096,
   'GLM-4.5-Air': 106_852_251_264,
   'gpt-oss-20b': 20_914_757_184,
+  # And a factor of the stream for each layer, which is no parameter there.
+  'Gemma-4-E2B': 4_628_569_344 + 35,
+  'Gemma-4-E4B': 7_463_013_376 + 42,
+  'Gemma-4-26B-A4B': 25_233_141_760 + 30,
+  'Gemma-4-31B': 30_697_345_280 + 60,
 }
 SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
 MODELS |= {
