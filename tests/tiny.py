@@ -55,6 +55,20 @@ UNEVEN = dict(
   residual_scale=0.6,
   logit_divisor=0.7,
 )
+# Layers with a state, and one without; the last repetition is cut short.
+STATES = dict(
+  norm_epsilon=0.01,  # outputs behind few tokens are small
+  num_layers=4,
+  taps=3,
+  qk_norm=True,
+  head_gates=True,
+  pattern=(
+    models.LayerKind(mixer='delta'),
+    models.LayerKind(mixer='convolution'),
+    models.LayerKind(rotated=0.5),
+  ),
+  delta=models.DeltaHeads(2, 4, 6, 10),
+)
 # One layer in two has experts, and so has the tail.
 EXPERTS = dataclasses.replace(
   CONFIG,

@@ -5,6 +5,7 @@ Read in this order:
 - `protocol`: what the rest of the package asks of a model;
 - `transformer`: the model of this package;
 - `attention`: which tokens see which, in training and in decoding;
+- `states`: what layers remember that have no keys and values;
 - `layout`: how completions lie in the rows that the model reads;
 - `scores`: log-probability and entropy of each completion token;
 - `experts`: mixtures of experts, and what their routers did;
@@ -13,6 +14,7 @@ Read in this order:
 """
 
 from grpo_jax.models.axes import MatrixAxes
+from grpo_jax.models.config import DeltaHeads
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import LowRank
@@ -20,6 +22,7 @@ from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
 from grpo_jax.models.config import bytes_per_token
 from grpo_jax.models.config import flops_per_token
+from grpo_jax.models.config import state_bytes
 from grpo_jax.models.experts import balance
 from grpo_jax.models.experts import load_max
 from grpo_jax.models.protocol import Layered
@@ -34,6 +37,7 @@ from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
 
 __all__ = (
+  'DeltaHeads',
   'Experts',
   'LayerKind',
   'Layered',
@@ -54,4 +58,5 @@ __all__ = (
   'score',
   'score_likeliest',
   'score_routed',
+  'state_bytes',
 )

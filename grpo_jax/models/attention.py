@@ -12,6 +12,9 @@ Four constructors make one:
 - `over_cache`: for one new token of each row that is being decoded;
 - `over_contexts`: for new tokens of rows with a whole context of their own.
 
+A layer that keeps a state, and no keys and values, calls `attention.states`,
+which knows the same rows; see `states`.
+
 Where rows share a prompt, attention to the prompt and to the row's own tokens
 is computed apart, and the two parts are merged; see `softmax`.
 
@@ -20,6 +23,8 @@ size.
 """
 
 from collections.abc import Callable
+import dataclasses
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -30,12 +35,35 @@ import jax.numpy as jnp
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models import softmax
+from grpo_jax.models import states as states_lib
 from grpo_jax.models.layout import Blocks
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import reached
 
 Array = jax.Array
-Attention = Callable[..., tuple[Array, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+  """What layers call to see other tokens.
+
+  Attributes:
+    attend: The function that a layer with attention calls.
+    make_states: Makes what a layer with a state calls.
+  """
+
+  attend: Callable[..., tuple[Array, Any]]
+  make_states: Callable[[], states_lib.States]
+
+  def __call__(self, *args: Any, **options: Any) -> tuple[Array, Any]:
+    """Calls `attend`."""
+    return self.attend(*args, **options)
+
+  @property
+  def states(self) -> states_lib.States:
+    """Made where a layer asks for it, which may be inside of a scan."""
+    return self.make_states()
+
 
 _BEST = {'tpu': 'splash', 'gpu': 'cudnn'}  # for 'auto'; elsewhere 'xla'
 
@@ -74,6 +102,7 @@ def over_layout(
   Returns:
     The function that a layer calls; it uses no cache.
   """
+  make_states = functools.partial(states_lib.over_layout, layout)
   # Rows that are cut have cut blocks.
   if layout.blocks is not None and shards.parts() == 1:
     portable = _over_blocks(layout, layout.blocks, forward_mode)
@@ -81,7 +110,7 @@ def over_layout(
     portable = _over_segments(layout, forward_mode)
   chosen = _chosen(implementation)
   if chosen == 'xla' or forward_mode:
-    return portable
+    return Attention(portable, make_states)
   from grpo_jax.models import kernels  # Pallas takes a while to import
 
   def attention(query, key, value, cache, window, cap=None, sinks=None):
@@ -109,7 +138,7 @@ def over_layout(
         return kernels.cudnn(*arrays, layout, window, interpret), cache
     return portable(*arrays, cache, window, cap, sinks)
 
-  return attention
+  return Attention(attention, make_states)
 
 
 def _cudnn_takes(
@@ -125,7 +154,7 @@ def _cudnn_takes(
   return suits and cap is None  # cuDNN's attention has none
 
 
-def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
+def _over_segments(layout: Layout, forward_mode: bool) -> Callable[..., Any]:
   """Attention in rows of any segments, by a mask over the whole row."""
   segment, parent = layout.segment, layout.parent
   # If the rows are cut, each part attends to the keys of all.
@@ -155,7 +184,7 @@ def _over_segments(layout: Layout, forward_mode: bool) -> Attention:
 
 def _over_blocks(
   layout: Layout, blocks: Blocks, forward_mode: bool
-) -> Attention:
+) -> Callable[..., Any]:
   """Attention in rows of one prompt and equal blocks behind it.
 
   The prompt attends to itself; each block attends to the prompt and to itself,
@@ -278,7 +307,9 @@ def over_prompts(
       key, value = newest(key, window), newest(value, window)
     return output, tuple(map(jnp.moveaxis, (key, value), (1, 1), axes))
 
-  return attention
+  return Attention(
+    attention, functools.partial(states_lib.over_prompts, length)
+  )
 
 
 def _over_prompts(
@@ -371,7 +402,7 @@ def over_cache(
     alone = recent(query, *own, newest, own_count[:, None], cap=cap)
     return softmax.drained(softmax.merge(shared, alone), sinks), (prompt, own)
 
-  return attention
+  return Attention(attention, states_lib.over_cache)
 
 
 def over_contexts(
@@ -433,4 +464,6 @@ def over_contexts(
       found = softmax.attend(*arrays, visible, cap=cap)
     return softmax.drained(found, sinks), cache
 
-  return attention
+  return Attention(
+    attention, functools.partial(states_lib.over_contexts, start, count, rows)
+  )

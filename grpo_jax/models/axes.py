@@ -24,6 +24,7 @@ _LAYER_AXES = {
   'value_bias': ('kv_heads', None),
   'output_bias': ('width',),
   'sinks': ('heads',),
+  'head_gate': ('width', 'heads', None),
   'shared_gate': ('width', None),
   'gate': ('width', 'mlp'),
   'up': ('width', 'mlp'),
@@ -32,6 +33,19 @@ _LAYER_AXES = {
   'input_down': (None, 'width'),
   'input_table': ('vocab', 'inputs'),
   'input_projection': ('width', None),
+  # Of layers with a state.
+  'before': ('width', 'mlp'),
+  'behind': ('width', 'mlp'),
+  'inward': ('width', 'mlp'),
+  'outward': ('mlp', 'width'),
+  'taps': (None, 'mlp'),
+  'rate': ('width', 'heads'),
+  'decay': ('width', 'heads'),
+  'query_taps': (None, 'heads', None),
+  'key_taps': (None, 'kv_heads', None),
+  'value_taps': (None, 'kv_heads', None),
+  'log_decay': ('heads',),
+  'decay_bias': ('heads',),
 }
 _EXPERT_AXES = {
   'router': ('width', None),
@@ -108,8 +122,9 @@ def matrix(path: tuple[str, ...]) -> MatrixAxes:
 
 
 def is_vector(name: str) -> bool:
-  """Whether a parameter with axes is added, or a factor of single entries."""
-  return name.endswith(('_bias', '_scale')) or name == 'sinks'
+  """Whether a parameter with axes sums over nothing, as a matrix does."""
+  ends = '_bias', '_scale', 'taps'
+  return name.endswith(ends) or name in ('sinks', 'log_decay')
 
 
 def gather(

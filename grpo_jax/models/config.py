@@ -20,6 +20,9 @@ that make up one repetition of `ModelConfig.pattern` have one input.
 """
 
 
+CHUNK_TOKENS = 64
+"""How many tokens the gated delta rule takes at once; see `delta.recur`."""
+
 # What `LayerKind` and `ModelConfig` both have: that of the kind counts.
 _SIZES = 'head_dim', 'num_kv_heads', 'mlp_width', 'attention_scale'
 
@@ -183,6 +186,18 @@ class LowRank:
     'mlp/gate',
     'mlp/up',
     'mlp/down',
+    'attention/head_gate',
+    'convolution/before',
+    'convolution/behind',
+    'convolution/inward',
+    'convolution/outward',
+    'delta/query',
+    'delta/key',
+    'delta/value',
+    'delta/head_gate',
+    'delta/rate',
+    'delta/decay',
+    'delta/output',
   )
   QUANTIZED: ClassVar[tuple[str, ...]] = 'int8', 'nf4'
 
@@ -211,6 +226,39 @@ class LowRank:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaHeads:
+  """The heads of layers that keep a state by the gated delta rule.
+
+  Attributes:
+    num_heads: Number of query heads, and of key heads, `K`.
+    num_value_heads: Number of value heads, `H`, a multiple of `num_heads`; each
+      has a state, and value head h reads key head h // (H / K).
+    key_dim: Size of a query and of a key, `D`.
+    value_dim: Size of a value, `E`.
+  """
+
+  num_heads: int
+  num_value_heads: int
+  key_dim: int
+  value_dim: int
+
+  def __post_init__(self):
+    _require(
+      min(self.num_heads, self.key_dim, self.value_dim) > 0
+      and self.num_value_heads > 0
+      and self.num_value_heads % self.num_heads == 0,
+      f'DeltaHeads has num_heads={self.num_heads}, num_value_heads='
+      f'{self.num_value_heads}, key_dim={self.key_dim} and value_dim='
+      f'{self.value_dim}; give 1 or more for each, and a multiple of the first '
+      'for the second',
+    )
+
+
+MIXERS = 'attention', 'convolution', 'delta'
+"""What a layer sees other tokens by; see `LayerKind.mixer`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerKind:
   """What may differ between the layers of one model.
 
@@ -233,6 +281,10 @@ class LayerKind:
     shares_kv: Whether the layer has neither keys nor values of its own, and
       reads those of the last layer with the same window that has some. Such
       layers come last.
+    mixer: What the layer sees other tokens by: `'attention'`; or a state that
+      does not grow, by a gated short `'convolution'` or the gated `'delta'`
+      rule; see `layers`. All of these fields but `experts` and `mlp_width` are
+      of attention.
   """
 
   window_tokens: int | None = None
@@ -247,8 +299,13 @@ class LayerKind:
   attention_scale: float | None = None
   keys_as_values: bool = False
   shares_kv: bool = False
+  mixer: str = 'attention'
 
   def __post_init__(self):
+    _require(
+      self.mixer in MIXERS,
+      f'a layer has mixer={self.mixer!r}; give one of {", ".join(MIXERS)}',
+    )
     _require(
       0 <= self.rotated <= 1,
       f'a layer has rotated={self.rotated}; give a share from 0 to 1',
@@ -335,6 +392,8 @@ class ModelConfig:
     output_bias: Whether that back from the heads has one.
     sinks: Whether each query head has a number that stands beside the scores in
       the softmax, as that of a key whose value is 0.
+    head_gates: Whether the output of each head of attention is multiplied by
+      the sigmoid of a product of its own, entry by entry.
     tied_embeddings: Whether the output layer is the transposed embedding.
     pattern: The kinds of the first layers; all further layers repeat them in
       this order. Parameters are stacked over the repetitions. The last
@@ -378,6 +437,9 @@ class ModelConfig:
     logit_divisor: What logits are divided by.
     logit_cap: They become `cap * tanh(s / cap)`, as scores do.
     experts: The experts of layers whose kind has them; None if no kind has.
+    delta: The heads of layers with the gated delta rule; None if no kind has.
+    taps: How many tokens the convolution of a layer with a state reads, the
+      present one included.
     lora: The adapters; None: every parameter is trained itself.
     unused_ids: Ids that no token of the tokenizer has, as runs (first, end):
       the policy never draws them. Both sampler and learner leave them out.
@@ -398,6 +460,7 @@ class ModelConfig:
   qkv_bias: bool = False
   output_bias: bool = False
   sinks: bool = False
+  head_gates: bool = False
   tied_embeddings: bool = False
   pattern: tuple[LayerKind, ...] = (LayerKind(),)
   compute_dtype: str = 'float32'
@@ -418,6 +481,8 @@ class ModelConfig:
   logit_divisor: float = 1.0
   logit_cap: float | None = None
   experts: Experts | None = None
+  delta: DeltaHeads | None = None
+  taps: int = 0
   lora: LowRank | None = None
   unused_ids: tuple[tuple[int, int], ...] = ()
 
@@ -437,22 +502,36 @@ class ModelConfig:
       'either experts are described and no layer kind has them, or a kind has '
       'experts that are not described; give both, or neither',
     )
+    mixers = {kind.mixer for kind in self.pattern}
+    _require(
+      (self.delta is not None) == ('delta' in mixers),
+      'either delta describes heads and no layer kind has them, or a kind has '
+      'heads that are not described; give both, or neither',
+    )
+    _require(
+      self.taps > 1 if mixers - {'attention'} else not self.taps,
+      f'taps={self.taps} comes with layers of {", ".join(sorted(mixers))}; give '
+      '2 or more if there is another than attention, and else 0',
+    )
+    _require(
+      'attention' in mixers,
+      f'all layers are of {", ".join(sorted(mixers))}; give a pattern with a '
+      'layer of attention, whose cache says how many tokens there are',
+    )
     _require(
       self.experts is None or self.lora is None or not self.lora.quantized,
       f'the model has experts, and {self.lora and self.lora.quantized} (in a '
       "run, lora.base_dtype) is for matrices of layers without; give 'bfloat16'"
       ' instead',
     )
-    if self.lora is not None and not any(map(self.has_mlp, self.pattern)):
-      for target in self.lora.targets:
-        _require(
-          any(
-            fnmatch.fnmatchcase(name, target) for name in self.lora.NAMES[:4]
-          ),
-          f'the LoRA target {target!r} matches no weight of attention, but all '
-          'layers have experts, which get no adapters; give a pattern such as '
-          "'attention/*'",
-        )
+    for target in self.lora.targets if self.lora is not None else ():
+      here = self._adaptable()
+      _require(
+        any(fnmatch.fnmatchcase(name, target) for name in here),
+        f'the LoRA target {target!r} matches no weight of the model that can '
+        f'have an adapter, which experts cannot; give a pattern of some of '
+        f'{", ".join(here)}',
+      )
     _require(
       self.attention != 'cudnn' or self.attention_cap is None,
       f"attention='cudnn' comes with attention_cap={self.attention_cap}, which "
@@ -497,6 +576,19 @@ class ModelConfig:
       "attention='auto'",
     )
 
+  def _adaptable(self) -> list[str]:
+    """The weights of `LowRank.NAMES` that the model has; experts are none."""
+    parts = {kind.mixer for kind in self.pattern}
+    if any(map(self.has_mlp, self.pattern)):
+      parts.add('mlp')
+    gated = self.head_gates
+    return [
+      name
+      for name in LowRank.NAMES
+      if name.split('/')[0] in parts
+      and (gated or name != 'attention/head_gate')
+    ]
+
   def _check_heads(self, kind: LayerKind) -> None:
     heads = kind.num_kv_heads or self.num_kv_heads
     _require(
@@ -522,6 +614,8 @@ class ModelConfig:
   def _check_sharing(self) -> None:
     kinds, own = self.kinds, {}
     for number, kind in enumerate(kinds):
+      if kind.mixer != 'attention':
+        continue
       heads = (
         kind.num_kv_heads or self.num_kv_heads,
         kind.head_dim or self.head_dim,
@@ -559,8 +653,24 @@ class ModelConfig:
 
   @property
   def shared_kv_heads(self) -> int:
-    """What divides the number of key-value heads of every layer."""
-    return math.gcd(*(self.of(kind).num_kv_heads for kind in self.pattern))
+    """What divides the number of key-value heads of every layer.
+
+    Those of layers with a state are the key heads, or all channels.
+    """
+    numbers = {'convolution': self.width}
+    if self.delta is not None:
+      numbers['delta'] = self.delta.num_heads
+    return math.gcd(
+      *(
+        numbers.get(kind.mixer) or self.of(kind).num_kv_heads
+        for kind in self.pattern
+      )
+    )
+
+  @property
+  def has_states(self) -> bool:
+    """Whether any layer keeps a state, and not keys and values."""
+    return any(kind.mixer != 'attention' for kind in self.pattern)
 
   @property
   def kinds(self) -> tuple[LayerKind, ...]:
@@ -613,9 +723,9 @@ class ModelConfig:
     """Of each layer the number of that whose keys and values it reads."""
     found, last = [], {}
     for number, kind in enumerate(self.kinds):
-      if not kind.shares_kv:
+      if kind.mixer == 'attention' and not kind.shares_kv:
         last[kind.window_tokens] = number
-      found.append(last[kind.window_tokens])
+      found.append(last[kind.window_tokens] if kind.shares_kv else number)
     return found
 
 
@@ -650,16 +760,72 @@ def flops_per_token(
   if with_head:
     total += 2 * config.width * config.vocab_size
   for kind in config.kinds:
-    sizes = config.of(kind)
-    heads = sizes.num_heads * sizes.head_dim
-    kv_heads = sizes.num_kv_heads * sizes.head_dim
-    total += 2 * config.width * (2 * heads + kind.kv_weights * kv_heads)
+    total += 2 * _mixer_weights(config, kind)
     total += 2 * config.width * 3 * config.hidden_units(kind)
     if kind.experts and config.experts:
       total += 2 * config.width * config.experts.number  # the router
-    window = kind.window_tokens or np.inf
-    total += 4 * heads * np.minimum(context, window)
+    if kind.mixer == 'attention':
+      sizes, window = config.of(kind), kind.window_tokens or np.inf
+      heads = sizes.num_heads * sizes.head_dim
+      total += 4 * heads * np.minimum(context, window)
+    elif kind.mixer == 'delta' and (delta := config.delta) is not None:
+      # A state is multiplied by a key and a query, and gets a product.
+      size = delta.key_dim * delta.value_dim
+      total += 6 * delta.num_value_heads * size
   return total
+
+
+def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
+  """The numbers in the matrices of a layer's mixer."""
+  if kind.mixer == 'convolution':
+    return 4 * config.width**2
+  if kind.mixer == 'delta' and (delta := config.delta) is not None:
+    keys = delta.num_heads * delta.key_dim
+    values = delta.num_value_heads * (3 * delta.value_dim + 2)
+    return config.width * (2 * keys + values)
+  sizes = config.of(kind)
+  heads = sizes.num_heads * (2 + config.head_gates)
+  heads += sizes.num_kv_heads * kind.kv_weights
+  return config.width * sizes.head_dim * heads
+
+
+def state_bytes(config: ModelConfig, kind: LayerKind) -> int:
+  """What a layer with a state keeps of a row, bytes; 0 for attention."""
+  itemsize = jnp.dtype(config.compute_dtype).itemsize
+  before = (config.taps - 1) * itemsize
+  if kind.mixer == 'convolution':
+    return before * config.width
+  if kind.mixer != 'delta' or (delta := config.delta) is None:
+    return 0
+  keys = delta.num_heads * delta.key_dim
+  values = delta.num_value_heads * delta.value_dim
+  return before * (2 * keys + values) + 4 * delta.key_dim * values
+
+
+def _mixer_numbers(
+  config: ModelConfig, kind: LayerKind, lanes: int
+) -> tuple[int, int]:
+  """What a layer's mixer keeps of a token for its gradient.
+
+  Returns:
+    The numbers of heads or channels; and the bytes of output and log-sum-exp of
+    attention, as accelerators' kernels keep them.
+  """
+  if kind.mixer == 'convolution':
+    return 4 * config.width, 0
+  itemsize = jnp.dtype(config.compute_dtype).itemsize
+  if kind.mixer == 'delta' and (delta := config.delta) is not None:
+    keys = delta.num_heads * delta.key_dim
+    values = delta.num_value_heads * delta.value_dim
+    # As projected, and as convolved; a state in float32 for every chunk.
+    state = 4 * values * delta.key_dim // CHUNK_TOKENS // itemsize
+    return 4 * keys + 4 * values + state, 0
+  sizes = config.of(kind)
+  heads = sizes.num_heads + 2 * sizes.num_kv_heads * (not kind.shares_kv)
+  filled = -(-sizes.head_dim // lanes) * lanes
+  gates = sizes.num_heads * config.head_gates
+  kept = sizes.num_heads * (filled * itemsize + 4)
+  return (3 * heads + gates) * sizes.head_dim, kept
 
 
 def bytes_per_token(
@@ -689,15 +855,10 @@ def bytes_per_token(
   read = 2 * config.width * itemsize * (tensor > 1)
   layers, attended = [], 0
   for kind in config.kinds:
-    sizes = config.of(kind)
-    heads = sizes.num_heads
-    heads += 2 * sizes.num_kv_heads * (not kind.shares_kv)
-    split = 3 * heads * sizes.head_dim
+    split, kept = _mixer_numbers(config, kind, lanes)
     split += 4 * config.hidden_units(kind) + 4 * config.width
     layers.append(2 * stream + split // tensor * itemsize + read)
-    # Output and log-sum-exp of attention, as accelerators' kernels keep them.
-    filled = -(-sizes.head_dim // lanes) * lanes
-    attended += sizes.num_heads * (filled * itemsize + 4) // tensor
+    attended += kept // tensor
   return {
     'none': sum(layers),
     'layer': config.num_layers * stream + max(layers),

@@ -1,8 +1,9 @@
 """The parts of a decoder layer, as NNX modules.
 
-A layer is attention and a gated MLP, or experts in its place; each stands
-behind a norm, before one, or between two, and has a skip connection around it.
-Queries and keys are rotated by their position.
+A layer is a mixer, by which it sees other tokens, and a gated MLP, or experts
+in its place; each stands behind a norm, before one, or between two, and has a
+skip connection around it. A mixer is attention, whose queries and keys are
+rotated by their position, or one of two that keep a state.
 
 References:
   Su et al., `RoFormer <https://arxiv.org/abs/2104.09864>`_, 2021.
@@ -333,11 +334,20 @@ class SelfAttention(Projections):
       self.output_bias = nnx.Param(jnp.zeros((width,)))
     if config.sinks:
       self.sinks = nnx.Param(jnp.zeros((heads,)))
+    if config.head_gates:
+      self.add('head_gate', (width, heads, size), rngs)
     if config.qk_norm:
       joint, epsilon = config.qk_norm_joint, config.norm_epsilon
       self.query_norm = RMSNorm(size * (heads if joint else 1), epsilon)
       if kind.kv_weights:
         self.key_norm = RMSNorm(size * (kv_heads if joint else 1), epsilon)
+
+  def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
+    """What `run` and `mix` need of f[B,Q,width]: `heads`, and the gate."""
+    gate = None
+    if self.config.head_gates:
+      gate = self.project(x, 'head_gate')
+    return self.heads(x, position, kind), gate
 
   def heads(
     self, x: Array, position: Array, kind: LayerKind
@@ -375,14 +385,175 @@ class SelfAttention(Projections):
       return norm(x)
     return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
-  def mix(self, x: Array) -> Array:
-    """Back from the heads, f[B,Q,H,D] -> f[B,Q,width]."""
+  def run(self, read: Any, cache: Any, attention: Any, kind: LayerKind) -> Any:
+    """What `mix` needs, and the new cache; see `attention`."""
+    heads, gate = read
+    sinks = {'sinks': self.sinks[...]} if self.config.sinks else {}
+    output, cache = attention(
+      *heads, cache, kind.window_tokens, self.config.attention_cap, **sinks
+    )
+    return (output, gate), cache
+
+  def mix(self, found: tuple[Array, Array | None]) -> Array:
+    """Back from the heads and their gates, f[B,Q,H,D] -> f[B,Q,width]."""
+    x, gate = found
+    if gate is not None:
+      wide = x.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))
+      x = wide.astype(x.dtype)
     mixed = self.project(x, 'output', axes=2)
     if not self.config.output_bias:
       return mixed
     width = self.config.width
     bias = axes_lib.gather(self.output_bias[...], ('output_bias',), width, None)
     return mixed + bias.astype(x.dtype)[None, None]
+
+
+def _convolved(inputs: tuple[Array, ...], taps: Array) -> Array:
+  """The sum of what was read before, each of its channels times its tap.
+
+  Args:
+    inputs: As many arrays f[B,Q,...] as there are taps; see `States.inputs`.
+    taps: f[taps,...], the last one for the present token.
+
+  Returns:
+    f32[B,Q,...].
+  """
+  wide, total = taps.astype(jnp.float32), jnp.zeros((), jnp.float32)
+  for x, tap in zip(inputs, wide, strict=True):
+    total += x.astype(jnp.float32) * tap[None, None]
+  return total
+
+
+class Convolution(Projections):
+  """A short convolution over time between two gates, as LFM2 has it.
+
+  Each channel is convolved by itself, with the tokens before it alone.
+
+  References:
+    Liquid AI, `LFM2 Technical Report <https://arxiv.org/abs/2511.23404>`_,
+    2025.
+  """
+
+  def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
+    super().__init__(config, 'convolution')
+    del kind
+    width = config.width
+    for name in ('before', 'behind', 'inward'):
+      self.add(name, (width, width), rngs)
+    self.taps = nnx.Param(_init_taps(rngs, (config.taps, width)))
+    self.add('outward', (width, width), rngs)
+
+  def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
+    """What is convolved of f[B,Q,width], and the gate behind it."""
+    del position, kind
+    before, inward, behind = (
+      self.project(x, name) for name in ('before', 'inward', 'behind')
+    )
+    return before * inward, behind
+
+  def run(self, read: Any, cache: Any, attention: Any, kind: LayerKind) -> Any:
+    """What `mix` needs, and the new cache; see `states`."""
+    del kind
+    states, (x, behind) = attention.states, read
+
+    def convolve(x, kept):
+      inputs, kept = states.inputs(x, self.config.taps, kept)
+      return _convolved(inputs, self.taps[...]), kept
+
+    kept = states.load(cache) or (None,)
+    # Kept for the backward pass is x, and not what was at each tap.
+    convolved, last = jax.checkpoint(convolve)(x, *kept)
+    return (convolved, behind), states.store([last], cache)
+
+  def mix(self, found: tuple[Array, Array]) -> Array:
+    """Back from the channels, f[B,Q,width] -> f[B,Q,width]."""
+    convolved, behind = found
+    gated = (behind.astype(jnp.float32) * convolved).astype(behind.dtype)
+    return self.project(gated, 'outward')
+
+
+class GatedDelta(Projections):
+  """The gated delta rule, as Qwen3-Next and Qwen3.5 have it; see `delta`.
+
+  Queries, keys and values pass a short convolution and a SiLU. The outputs of
+  each value head pass a norm, and then a gate.
+
+  References:
+    Yang et al., `Gated Delta Networks <https://arxiv.org/abs/2412.06464>`_,
+    2024.
+  """
+
+  _CONVOLVED = 'query', 'key', 'value'
+
+  def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
+    super().__init__(config, 'delta')
+    del kind
+    assert config.delta is not None
+    width, heads = config.width, config.delta
+    number, size = heads.num_value_heads, heads.value_dim
+    keys = heads.num_heads, heads.key_dim
+    shapes = dict(query=keys, key=keys, value=(number, size))
+    for name, shape in shapes.items():
+      self.add(name, (width, *shape), rngs)
+      taps = nnx.Param(_init_taps(rngs, (config.taps, *shape)))
+      setattr(self, f'{name}_taps', taps)
+    self.add('head_gate', (width, number, size), rngs)
+    self.add('rate', (width, number), rngs)
+    self.add('decay', (width, number), rngs)
+    # Spread over heads, from one that forgets little to one that forgets much.
+    self.log_decay = nnx.Param(jnp.log(jnp.linspace(1.0, 16.0, number)))
+    self.decay_bias = nnx.Param(jnp.full((number,), -2.0))
+    self.norm = RMSNorm(size, config.norm_epsilon)
+    self.add('output', (number, size, width), rngs, axes=2)
+
+  def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
+    """All products of f[B,Q,width]."""
+    del position, kind
+    names = *self._CONVOLVED, 'rate', 'decay', 'head_gate'
+    return tuple(self.project(x, name) for name in names)
+
+  def run(self, read: Any, cache: Any, attention: Any, kind: LayerKind) -> Any:
+    """What `mix` needs, and the new cache; see `states`."""
+    del kind
+    states, (*convolved, rate, decay, gate) = attention.states, read
+    *kept, state = states.load(cache) or (None,) * 4
+
+    def prepare(convolved, rate, decay, kept):
+      found, new = [], []
+      for name, x, one in zip(self._CONVOLVED, convolved, kept, strict=True):
+        inputs, last = states.inputs(x, self.config.taps, one)
+        taps = getattr(self, f'{name}_taps')[...]
+        found.append(jax.nn.silu(_convolved(inputs, taps)).astype(x.dtype))
+        new.append(last)
+      rate = jax.nn.sigmoid(rate.astype(jnp.float32))
+      open_ = decay.astype(jnp.float32) + self.decay_bias[...][None, None]
+      size = -jnp.exp(self.log_decay[...].astype(jnp.float32))[None, None]
+      return (*found, rate, size * jax.nn.softplus(open_)), new
+
+    # Kept for the backward pass is what the products gave.
+    arrays, new = jax.checkpoint(prepare)(convolved, rate, decay, kept)
+    output, state = states.recur(arrays, state)
+    return (output, gate), states.store([*new, state], cache)
+
+  def mix(self, found: tuple[Array, Array]) -> Array:
+    """Back from the heads and their gates, [B,Q,H,E] -> f[B,Q,width]."""
+    output, gate = found
+    normal = self.norm(output.astype(jnp.float32))
+    gated = normal * jax.nn.silu(gate.astype(jnp.float32))
+    return self.project(gated.astype(gate.dtype), 'output', axes=2)
+
+
+def _init_taps(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
+  """Taps such that channels keep their size; the first axis is summed over."""
+  return jax.random.normal(rngs.params(), shape) * shape[0] ** -0.5
+
+
+MIXERS: dict[str, Callable[..., Any]] = {
+  'attention': SelfAttention,
+  'convolution': Convolution,
+  'delta': GatedDelta,
+}
+"""By what a layer sees other tokens; each reads, runs and mixes."""
 
 
 class GatedMLP(Projections):
@@ -449,12 +620,12 @@ class TokenInputs(Projections):
 
 
 class Block(nnx.Module):
-  """One layer: attention, then the MLP or the experts in its place."""
+  """One layer: a mixer, then the MLP or the experts in its place."""
 
   def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     config = config.of(kind)
     self.config, self.kind = config, kind
-    self.attention = SelfAttention(config, kind, rngs)
+    setattr(self, kind.mixer, MIXERS[kind.mixer](config, kind, rngs))
     if config.pre_norms:
       self.attention_norm = self._norm()
       self.mlp_norm = self._norm()
@@ -491,17 +662,14 @@ class Block(nnx.Module):
     config, kind = self.config, self.kind
     # Under 'none' it would be kept of all layers at once.
     once = config.remat != 'none'
-    heads = keep_products(self._heads, once)(x, position)
-    sinks = {'sinks': self.attention.sinks[...]} if config.sinks else {}
-    mixed, cache = attention(
-      *heads, cache, kind.window_tokens, config.attention_cap, **sinks
-    )
+    read = keep_products(self._reads, once)(x, position)
+    found, cache = self.mixer.run(read, cache, attention, kind)
     # A shard would keep the weights that it gathers here for the backward pass.
     gathers = sharding.on_shard() and config.remat == 'none'
     # So would anyone keep those that are dequantized.
     gathers |= config.lora is not None and config.lora.quantized is not None
     again = keep_products if gathers else lambda function: function
-    mixed = shards.summed(again(self.attention.mix)(mixed))
+    mixed = shards.summed(again(self.mixer.mix)(found))
     x = self._added(x, mixed, 'attention')
     routed = None
     if kind.experts and config.has_mlp(kind):
@@ -528,9 +696,14 @@ class Block(nnx.Module):
       x = x * factor.astype(x.dtype)[None, None]
     return x, cache, routed
 
-  def _heads(self, x, position):
+  @property
+  def mixer(self) -> Any:
+    """One of `MIXERS`, under its name."""
+    return getattr(self, self.kind.mixer)
+
+  def _reads(self, x, position):
     x = shards.whole(self._read(x, 'attention'))
-    return self.attention.heads(x, position, self.kind)
+    return self.mixer.read(x, position, self.kind)
 
   def _mlp(self, x):
     return self.mlp(shards.whole(self._read(x, 'mlp')))

@@ -66,26 +66,25 @@ def _cut(layers: Any, number: int) -> tuple[Any, Any]:
   return (None, None) if layers is None else (layers[:number], layers[number:])
 
 
-class _Sharing:
-  """Attention that keeps keys and values for layers that have none.
+def _sharing(
+  attention: AttentionFunction, kept: dict[Any, Any]
+) -> AttentionFunction:
+  """Attention that reads what is kept where a layer has no keys.
 
   Args:
     attention: What attends.
-    kept: By window, keys and values of the last layer that had some.
+    kept: By window, keys and values of the last layer that had some; they are
+      put there.
   """
 
-  def __init__(self, attention: AttentionFunction, kept: dict[Any, Any]):
-    self._attention, self.kept = attention, kept
-
-  def __call__(
-    self, query, key, value, cache, window, *rest, **options
-  ) -> tuple[Array, Any]:
-    """Of keys that are None, those that are kept are read."""
+  def attend(query, key, value, cache, window, *rest, **options):
     if key is None:
-      key, value = self.kept[window]
-    self.kept[window] = key, value
+      key, value = kept[window]
+    kept[window] = key, value
     # A cache gets the same once more, at the same places.
-    return self._attention(query, key, value, cache, window, *rest, **options)
+    return attention(query, key, value, cache, window, *rest, **options)
+
+  return dataclasses.replace(attention, attend=attend)
 
 
 def _stack(layers: list[Any]) -> Any:
@@ -171,6 +170,11 @@ class Transformer:
     """
     splash = platform == 'tpu' and self.config.attention in ('auto', 'splash')
     return not splash
+
+  @property
+  def reads_branches(self) -> bool:
+    """A state goes on along one line."""
+    return not self.config.has_states
 
   def flops_per_token(
     self, context: ArrayLike, with_head: bool = True
@@ -398,7 +402,7 @@ class Transformer:
     """All layers one after another, each with the cache that it reads."""
     routed_layers, sources = [], self.config.sources
     if self.config.shared_windows:
-      attention = _Sharing(attention, {})
+      attention = _sharing(attention, {})
       # A layer that shares has no cache, whatever others have.
       caches = [() if cache is None else cache for cache in caches]
     caches = list(caches)
@@ -423,16 +427,16 @@ class Transformer:
       # Under 'none' each part of a layer gathers what it reads.
       if remat != 'none':
         layers = self._gathered(layers, self.config.compute_dtype)
-      attend = attention
+      attend, new = attention, dict(zip(windows, kept, strict=True))
       if windows:
-        attend = _Sharing(attention, dict(zip(windows, kept, strict=True)))
+        attend = _sharing(attention, new)
       for place, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         own = None if inputs is None else inputs[place]
         x, _, routed = self._layer(
           kind, layer, x, own, positions, attend, None, counted
         )
         routed_layers.append(routed)
-      kept = [attend.kept[window] for window in windows]
+      kept = [new[window] for window in windows]
       return (x, kept), _stack(routed_layers)
 
     if remat != 'none':

@@ -267,6 +267,17 @@ def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
   return models.bytes_per_token(model, tensor, filled) + needed / tensor
 
 
+def _to_all_parts(model: models.ModelConfig, kind: models.LayerKind) -> float:
+  """What a layer sends of a token to the other parts of its row, numbers."""
+  if kind.mixer == 'convolution':
+    return model.width
+  if kind.mixer == 'delta' and (heads := model.delta) is not None:
+    keys = heads.num_heads * heads.key_dim
+    return 2.0 * keys + 2.0 * heads.num_value_heads * heads.value_dim
+  sizes = model.of(kind)
+  return 2.0 * sizes.num_kv_heads * sizes.head_dim
+
+
 def _axes_of(x: Any) -> set[str]:
   """The axes of the mesh over which an array is split."""
   found = set()
@@ -431,10 +442,16 @@ class Arithmetic:
     return self._cache(rows // schedule.narrow, rows, self.room)
 
   def _cache(self, lanes: float, rows: float, columns: int) -> float:
-    """Keys and values of rows, and of the prompts of their lanes, bytes."""
+    """Keys and values of rows, and of the prompts of their lanes, bytes.
+
+    Of layers with a state, that of the rows alone.
+    """
     tensor = self.sampling_mesh.shape['tensor']
 
     def of_layer(kind):
+      if kind.mixer != 'attention':
+        split = tensor if self.model.shared_kv_heads % tensor == 0 else 1
+        return rows * models.state_bytes(self.model, kind) / split
       sizes = self.model.of(kind)
       split = tensor if sizes.num_kv_heads % tensor == 0 else 1
       place = 2 * sizes.num_kv_heads // split * sizes.head_dim * self._compute
@@ -762,8 +779,7 @@ class Arithmetic:
     tensor = (mesh or self.mesh).shape['tensor']
     attention = model.num_layers * (model.num_heads % tensor == 0)
     # Keys and values go to all parts of a row, and their slopes come back.
-    sizes = [model.of(kind) for kind in model.kinds]
-    heads = 2.0 * sum(one.num_kv_heads * one.head_dim for one in sizes)
+    heads = sum(_to_all_parts(model, kind) for kind in model.kinds)
     heads *= self._compute / tensor
     parts = (mesh or self.mesh).shape['context']
     keys = (passes + again) * heads * tokens * parts

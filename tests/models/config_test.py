@@ -23,7 +23,7 @@ pytestmark = pytest.mark.quick
         experts=models.Experts(4, 2, 12),
         lora=models.LowRank(4, 8, ('mlp/*',)),
       ),
-      "'mlp/\\*' matches no weight of attention",
+      "'mlp/\\*' matches no weight of the model",
     ),
     (dict(head_dim=7), 'head_dim=7'),
     (dict(pattern=(models.LayerKind(head_dim=6, rotated=0.5),)), 'head_dim=6'),

@@ -222,17 +222,25 @@ def _shardings(sampler: sampler_lib.Sampler, rows: sampler_lib.Rows) -> Any:
   """The shardings of rows."""
   mesh = sampler.mesh
   assert mesh is not None
-  heads = attention.cache_axes(
-    sampler.model.config.attention, sharding.platform(mesh)
-  ).heads
+  config = sampler.model.config
+  heads = attention.cache_axes(config.attention, sharding.platform(mesh)).heads
 
   def place(x):
-    if x.ndim == 4:
-      spec = sharding.cache_spec(mesh, x.shape, heads, sampler.everywhere)
-      return NamedSharding(mesh, spec)
     return sharding.rows(mesh) if x.ndim else sharding.replicated(mesh)
 
-  return jax.tree.map(place, rows)
+  def place_cache(kind, layer):
+    axes = sampler_lib.heads_axes(kind, heads)
+    specs = (
+      sharding.cache_spec(mesh, x.shape, axis, sampler.everywhere)
+      for x, axis in zip(layer, axes, strict=False)  # a layer may have none
+    )
+    return tuple(NamedSharding(mesh, spec) for spec in specs)
+
+  caches = {
+    name: list(map(place_cache, config.kinds, getattr(rows, name)))
+    for name in ('cache', 'prompt_cache')
+  }
+  return jax.tree.map(place, rows)._replace(**caches)
 
 
 def _placed(shapes: Any, place: Any) -> Any:

@@ -31,6 +31,7 @@ from grpo_jax.engines.local.next_token import Numbers
 from grpo_jax.engines.local.next_token import next_token
 from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
+from grpo_jax.models import states
 
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
@@ -70,10 +71,11 @@ class Rows(NamedTuple):
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
       with N positions; see `attention.cache_axes`. A layer with a shorter
-      window has only as many as its window, and one that shares those of
-      another has ().
+      window has only as many as its window. One with a state, or one that
+      shares those of another, has nothing.
     cache: For each layer the keys and values of the rows' own tokens, f[B,...]
-      with M positions, or as many as the window.
+      with M positions, or as many as the window; or the rows' states, in which
+      their prompts are too, see `states`.
   """
 
   last: Array
@@ -174,14 +176,22 @@ class Sampler:
     def room(x, axis, places):  # an empty cache of the rows
       shape = [count, *x.shape[1:]]
       shape[axis] = places
-      return self._placed(jnp.zeros(shape, x.dtype))
+      return jnp.zeros(shape, x.dtype)
 
+    # Every completion goes on from the state behind its prompt.
+    fork = lambda x: jnp.repeat(x, self.group, axis=0)
+    own = self._by_layer(room, cache, columns, fork)
     rows = Rows(
       **no_tokens(prompts, self.group),
       clock=jnp.zeros((), jnp.int32),
       prompt_length=jnp.asarray(prompts.length),
-      prompt_cache=jax.tree.map(self._placed, cache),
-      cache=self._by_layer(room, cache, columns),
+      prompt_cache=self._placed(
+        [
+          layer if kind.mixer == 'attention' else ()
+          for kind, layer in zip(self.model.config.kinds, cache, strict=True)
+        ]
+      ),
+      cache=self._placed(own),
     )
     logits = jnp.repeat(logits, self.group, axis=0)
     rows, drawn = draw(rows, logits, self.choices, routing)
@@ -227,14 +237,15 @@ class Sampler:
         list(zip(rows.prompt_cache, rows.cache, strict=True)),
       )
       # Only the rows' own caches have changed, not those of the prompts.
-      own = [own for _, own in caches or ()]
-      own = jax.tree.map(self._placed, own)
+      own = self._placed([own for _, own in caches or ()])
       rows = rows._replace(cache=own, clock=rows.clock + 1)
       return hidden, rows, routing
 
-    axis = self._axes.positions[0]
-    keys = [layer[0] for layer in rows.cache if layer]
-    columns = max(key.shape[axis] for key in keys)
+    columns = max(
+      layer[0].shape[self._axes.positions[0]]
+      for kind, layer in zip(self.model.config.kinds, rows.cache, strict=True)
+      if kind.mixer == 'attention' and layer
+    )
     rows, drawn = draw_until(
       self.model, params, rows, read, alive, columns, limit, floor,
       self.choices, self._on_all,
@@ -262,20 +273,19 @@ class Sampler:
     """
 
     def pick(part, index):
-      # Caches have four axes: rows; heads and positions; size. The others, with
-      # one axis, lie on every device of a data shard.
-      if part[0].ndim == 4:
-        everywhere = self.everywhere
-        return self._placed(sharding.take_rows(part, index, 1, everywhere))
+      # They lie on every device of a data shard.
       taken = sharding.take_rows(part, index, self.pieces)
       return sharding.constrain_rows(taken)
+
+    def pick_cache(part, index):
+      return sharding.take_rows(part, index, 1, self.everywhere)
 
     def grown(x, axis, places):
       widths = [(0, 0)] * 4
       widths[axis] = 0, places - x.shape[axis]
       return jnp.pad(x, widths)
 
-    def joined(name, index):
+    def joined(name, index, pick=pick):
       trees = [getattr(part, name) for part in parts]
       return jax.tree.map(lambda *x: pick(x, index), *trees)
 
@@ -288,32 +298,43 @@ class Sampler:
     ]
     return Rows(
       **{
-        name: joined(name, some)
-        for name in ('last', 'age', 'key', 'numbers', 'cache')
+        name: joined(name, some) for name in ('last', 'age', 'key', 'numbers')
       },
+      cache=self._placed(joined('cache', some, pick_cache)),
       ended=joined('ended', some) | (row < 0),
       clock=first.clock,
       prompt_length=joined('prompt_length', lane),
-      prompt_cache=joined('prompt_cache', lane),
+      prompt_cache=self._placed(joined('prompt_cache', lane, pick_cache)),
     )
 
   def drawn_columns(self, columns: int) -> int:
     """How many tokens one call of `decode` can draw per row, `C`."""
-    return max(_places(kind, columns) for kind in self.model.config.kinds)
+    return max(
+      _places(kind, columns)
+      for kind in self.model.config.kinds
+      if kind.mixer == 'attention'
+    )
 
-  def _by_layer(self, function, cache, columns: int):
-    """A function of (array, axis, places) on the caches of all layers."""
-    return [
-      tuple(
-        function(x, axis, _places(kind, columns))
+  def _by_layer(self, function, cache, columns: int, of_state=lambda x: x):
+    """A function of (array, axis, places) on the caches of all layers.
+
+    States have no places, and another function.
+    """
+
+    def one(kind, layer):
+      if kind.mixer != 'attention':
+        return tuple(map(of_state, layer))
+      places = _places(kind, columns)
+      return tuple(
+        function(x, axis, places)
         for x, axis in zip(layer, self._axes.positions, strict=bool(layer))
       )
-      for kind, layer in zip(self.model.config.kinds, cache, strict=True)
-    ]
 
-  def _placed(self, cache: Array) -> Array:
-    """The cache, split over the devices by its rows and its heads."""
-    return sharding.constrain_cache(cache, self._axes.heads, self.everywhere)
+    return list(map(one, self.model.config.kinds, cache))
+
+  def _placed(self, cache: Any) -> Any:
+    """The caches of all layers, each split over the devices."""
+    return placed(self.model.config, cache, self._axes.heads, self.everywhere)
 
   @property
   def pieces(self) -> int:
@@ -334,19 +355,39 @@ class Sampler:
       lambda x: sharding.constrain_rows(x) if x.ndim == 1 else x, tree
     )
 
-  def _where_caches_are(self, function: attention.Attention):
+  def _where_caches_are(
+    self, function: attention.Attention
+  ) -> attention.Attention:
     """Attention that brings queries to the caches, and outputs back."""
     if not self.everywhere:
       return function
 
-    def attend(query, key, value, *rest, **options):
+    def there(tree):
       # A token of a row is little beside its cache, and beside the weights.
-      heads = [sharding.constrain_rows(x, True) for x in (query, key, value)]
-      output, cache = function(*heads, *rest, **options)
-      output = sharding.constrain_rows(output, True)
-      return sharding.constrain_cache(output, heads=2), cache
+      return jax.tree.map(lambda x: sharding.constrain_rows(x, True), tree)
 
-    return attend
+    def back(tree):
+      tree = there(tree)
+      return jax.tree.map(lambda x: sharding.constrain_cache(x, 2), tree)
+
+    def attend(query, key, value, *rest, **options):
+      output, cache = function(*there((query, key, value)), *rest, **options)
+      return back(output), cache
+
+    def make_states():
+      made = function.states
+
+      def inputs(x, number, kept):
+        found, kept = made.inputs(there(x), number, kept)
+        return back(found), kept
+
+      def recur(arrays, kept):
+        output, kept = made.recur(there(arrays), kept)
+        return back(output), kept
+
+      return made._replace(inputs=inputs, recur=recur)
+
+    return attention.Attention(attend, make_states)
 
   @property
   def routes(self) -> bool:
@@ -362,6 +403,37 @@ class Sampler:
     """The length of each row's prompt, i32[B]."""
     width = rows.last.shape[0] // rows.prompt_length.shape[0]
     return jnp.repeat(rows.prompt_length, width)
+
+
+def placed(
+  config: models.ModelConfig, cache: Any, heads: int, everywhere: bool = False
+) -> Any:
+  """The caches of all layers, split over the devices by rows and heads.
+
+  Args:
+    config: The shape of the model.
+    cache: For each layer its arrays; there may be none.
+    heads: The axis of heads in keys and values.
+    everywhere: See `Sampler`.
+  """
+
+  def one(kind, layer):
+    return tuple(
+      sharding.constrain_cache(x, axis, everywhere)
+      for x, axis in zip(layer, heads_axes(kind, heads), strict=False)
+    )
+
+  return list(map(one, config.kinds, cache))
+
+
+def heads_axes(kind: models.LayerKind, heads: int) -> tuple[int, ...]:
+  """The axis of heads in each array of a layer's cache.
+
+  Args:
+    kind: Of the layer.
+    heads: The axis in keys and values.
+  """
+  return states.HEADS.get(kind.mixer) or (heads, heads)
 
 
 def read_hidden(model: models.Layered, *given) -> tuple[Array, Any, Any]:

@@ -291,10 +291,16 @@ def _state_bytes(
 
 
 def _row_bytes(config: Config, shape: models.ModelConfig) -> int:
-  """The least bytes of one row while it is sampled: keys and values."""
+  """The least bytes of one row while it is sampled: keys, values, states."""
   whole = [kind for kind in shape.kinds if kind.window_tokens is None]
   # Ids at least, where all layers have windows.
-  return sum(longest(config)) * max(4, _place_bytes(shape, whole))
+  place = max(4, _place_bytes(shape, whole))
+  return sum(longest(config)) * place + _states_bytes(shape)
+
+
+def _states_bytes(shape: models.ModelConfig) -> int:
+  """The bytes of the states of one row."""
+  return sum(models.state_bytes(shape, kind) for kind in shape.kinds)
 
 
 def _place_bytes(
@@ -302,7 +308,11 @@ def _place_bytes(
 ) -> int:
   """The bytes of keys and values of a token, in layers of these kinds."""
   size = 2 if shape.compute_dtype == 'bfloat16' else 4
-  sizes = [shape.of(kind) for kind in kinds if not kind.shares_kv]
+  sizes = [
+    shape.of(kind)
+    for kind in kinds
+    if kind.mixer == 'attention' and not kind.shares_kv
+  ]
   return sum(2 * one.num_kv_heads * one.head_dim * size for one in sizes)
 
 
@@ -321,7 +331,8 @@ def _pool_bytes(
   rows = min(sampler.prompts * sampler.group, sampler.max_rows)
   width = build_environment.context_tokens(config)
   # Layers with windows have no shorter caches there.
-  return rows, width, rows * width * _place_bytes(shape, shape.kinds)
+  row = width * _place_bytes(shape, shape.kinds) + _states_bytes(shape)
+  return rows, width, rows * row
 
 
 def _memory(mesh: jax.sharding.Mesh) -> float | None:

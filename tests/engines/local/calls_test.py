@@ -17,6 +17,7 @@ from tests import tiny
 
 SAMPLING = engines.Sampling(eos_ids=(3, 7, 11))
 FANCY = {**tiny.FANCY, 'num_layers': 3}
+STATES = {**tiny.STATES, 'num_layers': 3}
 # Of each call: the one that it follows, how much of its end is left out, what
 # is new, and the most tokens.
 TREE = (
@@ -128,8 +129,8 @@ def test_a_call_draws_what_a_request_by_itself_draws(reference):
 
 @pytest.mark.parametrize(
   'made',
-  [model(**FANCY), models.Transformer(tiny.EXPERTS)],
-  ids=['windows', 'experts'],
+  [model(**FANCY), models.Transformer(tiny.EXPERTS), model(**STATES)],
+  ids=['windows', 'experts', 'states'],
 )
 @pytest.mark.long
 def test_other_models_do_so_too(made):

@@ -233,7 +233,10 @@ def test_branches_are_shared_where_a_model_of_ones_own_obeys_the_mask(kind):
 
 def test_a_token_that_needs_more_than_there_is_still_has_a_place():
   huge = types.SimpleNamespace(
-    bytes_per_token=2**60, key_cost=None, shares_prompts=lambda platform: False
+    bytes_per_token=2**60,
+    key_cost=None,
+    shares_prompts=lambda platform: False,
+    reads_branches=False,
   )
   mesh = sharding.make_mesh()
   spec = build_learner._layout(config_lib.Config(), huge, mesh, 'packed', 0)
