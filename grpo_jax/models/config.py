@@ -772,6 +772,8 @@ def flops_per_token(
       # A state is multiplied by a key and a query, and gets a product.
       size = delta.key_dim * delta.value_dim
       total += 6 * delta.num_value_heads * size
+  # The inputs of each layer are made of the embedding, gated, and projected.
+  total += 6 * config.width * config.layer_inputs * config.num_layers
   return total
 
 
@@ -857,11 +859,16 @@ def bytes_per_token(
   for kind in config.kinds:
     split, kept = _mixer_numbers(config, kind, lanes)
     split += 4 * config.hidden_units(kind) + 4 * config.width
+    split += 2 * config.layer_inputs  # the gate, and what it lets through
     layers.append(2 * stream + split // tensor * itemsize + read)
     attended += kept // tensor
-  return {
-    'none': sum(layers),
-    'layer': config.num_layers * stream + max(layers),
-    'attention': config.num_layers * stream + attended + max(layers),
-    'offload': 2 * stream + max(layers),
-  }[config.remat]
+  told = config.num_layers * config.layer_inputs * itemsize // tensor
+  return (
+    told
+    + {
+      'none': sum(layers),
+      'layer': config.num_layers * stream + max(layers),
+      'attention': config.num_layers * stream + attended + max(layers),
+      'offload': 2 * stream + max(layers),
+    }[config.remat]
+  )

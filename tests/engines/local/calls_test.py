@@ -129,8 +129,13 @@ def test_a_call_draws_what_a_request_by_itself_draws(reference):
 
 @pytest.mark.parametrize(
   'made',
-  [model(**FANCY), models.Transformer(tiny.EXPERTS), model(**STATES)],
-  ids=['windows', 'experts', 'states'],
+  [
+    model(**FANCY),
+    model(**tiny.SHARING),
+    models.Transformer(tiny.EXPERTS),
+    model(**STATES),
+  ],
+  ids=['windows', 'sharing', 'experts', 'states'],
 )
 @pytest.mark.long
 def test_other_models_do_so_too(made):
