@@ -122,7 +122,7 @@ SHARING = dict(
   post_norms=True,
   layer_scales=True,
   layer_inputs=4,
-  attention_scale=1.0,
+  attention_scale=0.3,
 )
 # And in its larger models: experts beside the MLP, and no weights of values.
 BESIDE = dict(

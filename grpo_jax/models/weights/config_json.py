@@ -279,8 +279,6 @@ def left_out(config_json: Fields) -> tuple[str, ...]:
   return *row.left_out, *further, *unread
 
 
-# Fields of a layer's own, where `per_layer_config` has some.
-_LAYER_SIZES = 'head_dim', 'num_key_value_heads'
 # Fields that say nothing where `enable_moe_block` is false.
 _ROUTING = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'
 
@@ -338,7 +336,7 @@ def _own(fields: Fields, layer: int, kind: LayerKind) -> LayerKind:
     sizes = {'head_dim': fields.get('global_head_dim') if full else None}
     if same:
       sizes['num_key_value_heads'] = fields['num_global_key_value_heads']
-  usual = {name: fields[name] for name in _LAYER_SIZES}
+  usual = {name: fields[name] for name in config_fields.LAYER_SIZES}
   sizes = {k: x for k, x in sizes.items() if x not in (None, usual[k])}
   wide = shares and fields['use_double_wide_mlp']
   return dataclasses.replace(
