@@ -54,6 +54,14 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
     dict(post_norms=True),
     dict(attention_scale=1.0),
     dict(attention_cap=0.1),
+    dict(value_norm=True),
+    dict(layer_scales=True),
+    dict(layer_inputs=4),
+    dict(pattern=(models.LayerKind(keys_as_values=True),)),
+    dict(
+      pattern=(*(models.LayerKind(),) * 3, models.LayerKind(shares_kv=True))
+    ),
+    dict(pattern=(models.LayerKind(rotated=0.5, proportional=True),)),
     dict(logit_cap=0.1),
     dict(norm_epsilon=0.1),
     dict(compute_dtype='bfloat16'),
