@@ -510,8 +510,8 @@ class ModelConfig:
     )
     _require(
       self.taps > 1 if mixers - {'attention'} else not self.taps,
-      f'taps={self.taps} comes with layers of {", ".join(sorted(mixers))}; give '
-      '2 or more if there is another than attention, and else 0',
+      f'taps={self.taps} comes with layers of {", ".join(sorted(mixers))}; '
+      'give 2 or more if there is another than attention, and else 0',
     )
     _require(
       'attention' in mixers,

@@ -408,22 +408,6 @@ class SelfAttention(Projections):
     return mixed + bias.astype(x.dtype)[None, None]
 
 
-def _convolved(inputs: tuple[Array, ...], taps: Array) -> Array:
-  """The sum of what was read before, each of its channels times its tap.
-
-  Args:
-    inputs: As many arrays f[B,Q,...] as there are taps; see `States.inputs`.
-    taps: f[taps,...], the last one for the present token.
-
-  Returns:
-    f32[B,Q,...].
-  """
-  wide, total = taps.astype(jnp.float32), jnp.zeros((), jnp.float32)
-  for x, tap in zip(inputs, wide, strict=True):
-    total += x.astype(jnp.float32) * tap[None, None]
-  return total
-
-
 class Convolution(Projections):
   """A short convolution over time between two gates, as LFM2 has it.
 
@@ -455,14 +439,10 @@ class Convolution(Projections):
     """What `mix` needs, and the new cache; see `states`."""
     del kind
     states, (x, behind) = attention.states, read
-
-    def convolve(x, kept):
-      inputs, kept = states.inputs(x, self.config.taps, kept)
-      return _convolved(inputs, self.taps[...]), kept
-
     kept = states.load(cache) or (None,)
     # Kept for the backward pass is x, and not what was at each tap.
-    convolved, last = jax.checkpoint(convolve)(x, *kept)
+    convolve = jax.checkpoint(states.convolve)
+    convolved, last = convolve(x, self.taps[...], *kept)
     return (convolved, behind), states.store([last], cache)
 
   def mix(self, found: tuple[Array, Array]) -> Array:
@@ -515,23 +495,23 @@ class GatedDelta(Projections):
   def run(self, read: Any, cache: Any, attention: Any, kind: LayerKind) -> Any:
     """What `mix` needs, and the new cache; see `states`."""
     del kind
-    states, (*convolved, rate, decay, gate) = attention.states, read
+    states, (*inputs, rate, decay, gate) = attention.states, read
     *kept, state = states.load(cache) or (None,) * 4
 
-    def prepare(convolved, rate, decay, kept):
+    def prepare(inputs, rate, decay, kept):
       found, new = [], []
-      for name, x, one in zip(self._CONVOLVED, convolved, kept, strict=True):
-        inputs, last = states.inputs(x, self.config.taps, one)
+      for name, x, one in zip(self._CONVOLVED, inputs, kept, strict=True):
         taps = getattr(self, f'{name}_taps')[...]
-        found.append(jax.nn.silu(_convolved(inputs, taps)).astype(x.dtype))
+        convolved, last = states.convolve(x, taps, one)
+        found.append(jax.nn.silu(convolved).astype(x.dtype))
         new.append(last)
       rate = jax.nn.sigmoid(rate.astype(jnp.float32))
-      open_ = decay.astype(jnp.float32) + self.decay_bias[...][None, None]
+      decay = decay.astype(jnp.float32) + self.decay_bias[...][None, None]
       size = -jnp.exp(self.log_decay[...].astype(jnp.float32))[None, None]
-      return (*found, rate, size * jax.nn.softplus(open_)), new
+      return (*found, rate, size * jax.nn.softplus(decay)), new
 
     # Kept for the backward pass is what the products gave.
-    arrays, new = jax.checkpoint(prepare)(convolved, rate, decay, kept)
+    arrays, new = jax.checkpoint(prepare)(inputs, rate, decay, kept)
     output, state = states.recur(arrays, state)
     return (output, gate), states.store([*new, state], cache)
 

@@ -68,6 +68,23 @@ pytestmark = pytest.mark.quick
       dict(pattern=(models.LayerKind(), models.LayerKind(shares_kv=True))),
       'layer 2 has keys and values',
     ),
+    (dict(taps=3), 'taps=3 comes with layers of attention'),
+    (
+      dict(
+        pattern=(models.LayerKind(mixer='convolution'), models.LayerKind()),
+        taps=1,
+      ),
+      'taps=1 comes with layers of attention, convolution; give 2 or more',
+    ),
+    (
+      dict(pattern=(models.LayerKind(mixer='convolution'),), taps=3),
+      'give a pattern with a layer of attention',
+    ),
+    (dict(delta=models.DeltaHeads(1, 2, 4, 4)), 'no layer kind has them'),
+    (
+      dict(lora=models.LowRank(4, 8, ('delta/query',))),
+      "'delta/query' matches no weight of the model",
+    ),
     (dict(compute_dtype='float16'), "compute_dtype='float16'"),
     (dict(residual_dtype='bfloat16'), "residual_dtype='bfloat16'"),
   ],
@@ -75,6 +92,19 @@ pytestmark = pytest.mark.quick
 def test_impossible_shapes_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
     dataclasses.replace(tiny.CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+  'make, words',
+  [
+    (lambda: models.LayerKind(mixer='mamba'), "mixer='mamba'; give one of"),
+    (lambda: models.DeltaHeads(2, 3, 4, 4), 'num_heads=2, num_value_heads=3'),
+    (lambda: models.DeltaHeads(2, 4, 0, 4), 'key_dim=0'),
+  ],
+)
+def test_impossible_layers_are_refused(make, words):
+  with pytest.raises(ValueError, match=words):
+    make()
 
 
 @pytest.mark.parametrize('per_token', [0, 5])

@@ -48,6 +48,35 @@ def test_the_formula_is_what_the_compiler_counts(changes, with_head):
   np.testing.assert_allclose(expected.sum(), analysis['flops'], rtol=0.02)
 
 
+def test_a_state_costs_the_same_wherever_a_token_stands():
+  """Counted by the compiler where each token is alone in its row."""
+  config = models.ModelConfig(
+    **CONFIG | dict(num_layers=3),
+    taps=4,
+    head_gates=True,
+    pattern=(
+      models.LayerKind(mixer='delta'),
+      models.LayerKind(mixer='convolution'),
+      models.LayerKind(),
+    ),
+    delta=models.DeltaHeads(2, 4, 64, 32),
+  )
+  model = models.Transformer(config)
+  params = jax.eval_shape(lambda: model.unstack(model.init(jax.random.key(0))))
+
+  def forward(params, tokens):
+    alone = attention.over_prompts(jnp.ones(64, jnp.int32))
+    hidden, _ = model.hidden(params, tokens, jnp.zeros_like(tokens), alone)
+    return model.head(params, hidden)
+
+  tokens = jax.ShapeDtypeStruct((64, 1), jnp.int32)
+  analysis = jax.jit(forward).lower(params, tokens).cost_analysis()
+  expected = models.flops_per_token(config, 1)
+  np.testing.assert_allclose(64 * expected, analysis['flops'], rtol=0.03)
+  near, far = models.flops_per_token(config, np.array([1, 101]))
+  np.testing.assert_allclose(far - near, 100 * 4 * config.num_heads * 64)
+
+
 def test_of_experts_those_count_that_a_token_is_given_to():
   """Two of 40 with half of the MLP's width cost as much, and the router."""
   kinds = models.LayerKind(experts=True), models.LayerKind()

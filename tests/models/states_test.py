@@ -10,6 +10,7 @@ import pytest
 from grpo_jax import models
 from grpo_jax.models import attention
 from grpo_jax.models import layout
+from grpo_jax.models import states
 from tests import tiny
 from tests import trees
 from tests.models import meshed
@@ -170,3 +171,42 @@ def test_one_gradient_on_one_device_and_on_eight(mesh, kind):
   found = meshed.differentiated(model, params, mesh, kind)
   np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
   tiny.assert_trees_close(found.grads, expected.grads)
+
+
+def test_rows_begin_go_on_or_stay_as_they_are():
+  """Whatever a cache holds where a row begins, and where nothing is new."""
+  rng = np.random.default_rng(0)
+  drawn = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  start, count = jnp.array([0, 3, 3]), jnp.array([2, 2, 0])
+  over = states.over_contexts(start, count)
+  x, taps, full = drawn(3, 4, 6), drawn(3, 6), drawn(3, 2, 6)
+  found = []
+  for kept in full, jnp.zeros_like(full):
+    (last,) = over.load([kept])
+    output, last = over.convolve(x, taps, last)
+    found.append((output, *over.store([last], [kept])))
+  (one, its), (other, others) = found
+  np.testing.assert_array_equal(one[0, :2], other[0, :2])
+  assert np.all(one[1, :2] != other[1, :2])
+  for row in 0, 1:  # the two that are new
+    np.testing.assert_array_equal(its[row], x[row, :2])
+    np.testing.assert_array_equal(others[row], x[row, :2])
+  np.testing.assert_array_equal(its[2], full[2])
+
+
+def test_a_state_begins_goes_on_or_stays_as_it_is():
+  rng = np.random.default_rng(0)
+  drawn = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  over = states.over_contexts(jnp.array([0, 3, 3]), jnp.array([2, 2, 0]))
+  arrays = drawn(3, 4, 2, 6), drawn(3, 4, 2, 6), drawn(3, 4, 4, 5)
+  arrays += jax.nn.sigmoid(drawn(3, 4, 4)), -jnp.exp(drawn(3, 4, 4))
+  full, found = drawn(3, 4, 6, 5), []
+  for kept in full, jnp.zeros_like(full):
+    (state,) = over.load([kept])
+    output, state = over.recur(arrays, state)
+    found.append((output, *over.store([state], [kept])))
+  (one, its), (other, others) = found
+  np.testing.assert_array_equal(one[0, :2], other[0, :2])
+  np.testing.assert_array_equal(its[0], others[0])
+  assert np.all(one[1, :2] != other[1, :2]) and np.all(its[1] != others[1])
+  np.testing.assert_array_equal(its[2], full[2])

@@ -377,15 +377,15 @@ class Sampler:
     def make_states():
       made = function.states
 
-      def inputs(x, number, kept):
-        found, kept = made.inputs(there(x), number, kept)
+      def convolve(x, taps, kept):
+        found, kept = made.convolve(there(x), taps, kept)
         return back(found), kept
 
       def recur(arrays, kept):
         output, kept = made.recur(there(arrays), kept)
         return back(output), kept
 
-      return made._replace(inputs=inputs, recur=recur)
+      return made._replace(convolve=convolve, recur=recur)
 
     return attention.Attention(attend, make_states)
 

@@ -208,7 +208,7 @@ _FUSED_EXPERTS = tuple(
 _FUSED_ROWS_OF_EXPERTS = Fused(
   'model.layers.{layer}.experts.gate_up_proj',
   tuple(f'model.layers.{{layer}}.experts.{one}_proj' for one in ('gate', 'up')),
-  rows=lambda config: (config.experts.width,) * 2,
+  rows=lambda config: (config.experts.width if config.experts else 0,) * 2,
   axis=1,
 )
 
