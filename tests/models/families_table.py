@@ -54,7 +54,7 @@ ROWS = {
   'Qwen 1.5, 2 with experts': ('qwen2_moe', '14B-A3B, 57B-A14B', ''),
   'gpt-oss': ('gpt_oss', '21B-A4B, 117B-A5B', 'gpt-oss-20b'),
   'Gemma 4 E (text)': ('gemma4', 'E2B, E4B', 'Gemma-4-E2B'),
-  'Gemma 4 (text)': ('gemma4_moe', '31B, 26B-A4B', 'Gemma-4-26B-A4B'),
+  'Gemma 4 (text)': ('gemma4_moe', '12B, 31B, 26B-A4B', 'Gemma-4-26B-A4B'),
 }
 """Of each family a golden model, the sizes there are, and a shape."""
 
