@@ -37,6 +37,24 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
   np.testing.assert_allclose(logp(changes, layers), expected, atol=1e-5)
 
 
+def test_what_layers_share_gets_the_gradients_of_all():
+  """Of two stacks as of single layers."""
+  model = tiny.model(**tiny.SHARING)
+
+  def gradient(prepare):
+    def loss(params):
+      return jnp.sum(models.score(model, prepare(params), ROWS).logp)
+
+    return jax.jit(jax.grad(loss))(tiny.params(model))
+
+  found, expected = map(gradient, (lambda x: x, model.unstack))
+  tiny.assert_trees_close(found, expected)
+  assert all(map(np.any, jax.tree.leaves(found['inputs'])))
+  for layer in (*found['blocks'], *found['tail']):
+    assert not np.any(layer.pop('layer_scale'))
+    assert all(map(np.any, jax.tree.leaves(layer)))
+
+
 @pytest.mark.parametrize(
   'changes',
   [
