@@ -121,6 +121,16 @@ def test_what_every_token_passes_counts_for_all():
   np.testing.assert_allclose(more - less, 2 * 2 * 3 * 256 * 96)
 
 
+def test_a_layer_that_shares_keeps_no_keys_and_values():
+  """Three times four heads of 64 entries, and as many values."""
+  kinds = models.LayerKind(), models.LayerKind(shares_kv=True)
+  plain, shared = (
+    models.bytes_per_token(models.ModelConfig(**CONFIG, pattern=pattern))
+    for pattern in (kinds[:1], kinds)
+  )
+  assert plain - shared == 3 * 2 * 4 * 64 * 4
+
+
 def test_an_mlp_beside_experts_counts_too():
   kinds = (models.LayerKind(experts=True),)
   experts = models.Experts(8, 2, 64)

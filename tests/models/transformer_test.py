@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
+from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import layout
 from tests import tiny
@@ -156,6 +157,18 @@ def test_parameter_count_and_stacking():
   leaves = jax.tree.leaves(params)
   assert sum(x.size for x in leaves) == expected
   assert all(x.shape[0] == 4 for x in jax.tree.leaves(params['blocks']))
+
+
+@pytest.mark.parametrize('changes', [tiny.SHARING, tiny.BESIDE])
+def test_factors_do_not_decay_and_only_the_table_is_not_trained(changes):
+  model = tiny.model(**changes)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
+    names = sharding.path_names(path)
+    assert model.decays(names) != names[-1].endswith('scale'), names
+    assert model.trains(names) == (names[-1] != 'input_table')
+  adapted = tiny.model(**changes, lora=models.LowRank(2, 4.0))
+  assert not adapted.trains(('inputs', 'input_table'))
 
 
 def test_every_parameter_gets_a_gradient():
