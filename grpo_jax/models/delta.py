@@ -121,11 +121,11 @@ def recur(
     Columns of padding have the output 0 if there is a `path`.
   """
   assert chunk & (chunk - 1) == 0, 'halves of a chunk are halved again'
-  if state is None or path is not None:
+  if state is None:
     shape = len(value), value.shape[2], key.shape[3], value.shape[3]
     state = jnp.zeros(shape, jnp.float32)
-  # Arrays of C numbers for each token and head are large: they are computed
-  # again, rather than kept for as many layers as there are.
+  # Arrays of C numbers for each token and head are large: computed again, they
+  # take memory for one layer at a time.
   run = jax.checkpoint(functools.partial(_recur, chunk))
   return run(query, key, value, rate, decay, state, path)
 
@@ -146,77 +146,82 @@ def _recur(chunk, query, key, value, rate, decay, state, path):
   depend on S, so it is done for all chunks at once, and the loop over chunks
   does only what needs S.
   """
-  (rows, columns, keys, _), (heads, size) = key.shape, value.shape[2:]
-  by_key = keys, heads // keys
-  query, key = (
-    jnp.moveaxis(_cut(x, chunk), 2, 3) for x in _normalised(query, key)
-  )  # n B K C D
-  both = jnp.concatenate([query, key], axis=3)
-  rate, decay, wanted = (
-    jnp.moveaxis(
-      _cut(x.astype(jnp.float32).reshape(rows, columns, *by_key, -1), chunk),
-      2,
-      4,
+  (rows, columns, heads, _), dtype = value.shape, value.dtype
+  # No array that is multiplied has more than five axes: XLA's CPU ends in a
+  # segmentation fault where it packs some of six.
+  query, key, value, rate, decay = (
+    jnp.moveaxis(_cut(x.astype(jnp.float32), chunk), 2, 3)
+    for x in (
+      *_normalised(query, key),
+      value,
+      rate[..., None],
+      decay[..., None],
     )
-    for x in (rate, decay, value)
-  )  # n B K r C 1 or E
+  )  # n B K C D, n B H C E, n B H C 1
   seen, source = _readers(path, (rows, columns), chunk)
   # Sums of a few decays each, and never differences of long sums: those lose
   # digits where a head forgets fast.
-  later = decay * jnp.tril(jnp.ones((1, 1, 1, 1, chunk, chunk + 1)))
-  since = _product('nbij,nbkrjm->nbkrim', seen.astype(jnp.float32), later)
-  kept = jnp.exp(since[..., 0])
-  fade = jnp.where(seen[:, :, None, None], since[..., 1:], -jnp.inf)
-  fade = jnp.exp(fade)
-  fade, fade_last = fade[..., :chunk, :], fade[..., chunk:, :]
-  alike = _product('nbkid,nbkjd->nbkij', both, key)[:, :, :, None]
-  asked, alike = jnp.split(alike, 2, axis=4)
+  each = jnp.ones((1, 1, 1, chunk, chunk + 1), jnp.float32)
+  later = decay * jnp.tril(each)
+  since = _product('nbij,nbhjm->nbhim', seen.astype(jnp.float32), later)
+  kept, since = jnp.exp(since[..., :1]), since[..., 1:]
+  fade = jnp.exp(jnp.where(seen[:, :, None], since, -jnp.inf))
+  fade, fade_last = jnp.split(fade, [chunk], axis=3)
+  both = jnp.concatenate([query, key], axis=3)
+  alike = _product('nbkid,nbkjd->nbkij', both, key)
+  repeats = heads // key.shape[2]
+  asked, alike = jnp.split(jnp.repeat(alike, repeats, axis=2), 2, axis=3)
   inverse = _inverse(rate * alike * fade)
-  state = state.reshape(rows, *by_key, 1, *state.shape[2:])
   after, (read, fix) = jax.lax.scan(
-    _pass_chunk,
-    jnp.repeat(state, source.shape[-1], axis=3),
-    (both, wanted, rate, kept, fade_last, inverse, source),
+    jax.checkpoint(_pass_chunk),
+    jnp.repeat(state[:, :, None], source.shape[-1], axis=2),
+    (both, value, rate, kept, fade_last, inverse, source),
   )
-  output = read + _product('nbkrij,nbkrje->nbkrie', asked * fade, fix)
-  output = jnp.moveaxis(output, (0, 4), (1, 2))  # B n C K r E
-  output = output.reshape(rows, -1, heads, size)[:, :columns]
-  state = after[:, :, :, 0].reshape(rows, heads, *after.shape[-2:])
-  return output.astype(value.dtype), state
+  output = read + _product('nbhij,nbhje->nbhie', asked * fade, fix)
+  output = jnp.moveaxis(output, (0, 3), (1, 2))  # B n C H E
+  output = output.reshape(rows, -1, heads, output.shape[-1])[:, :columns]
+  return output.astype(dtype), after[:, :, 0]
 
 
 def _pass_chunk(before, chunk):
   """Passes one chunk, where its states are known.
 
   Args:
-    before: f32[B,K,r,S,D,E], the states in front of it.
+    before: f32[B,H,S,D,E], the states in front of it.
     chunk: Of this chunk, and all in float32:
       both: [B,K,2C,D], queries, and then keys.
-      value: [B,K,r,C,E].
-      rate: [B,K,r,C,1].
-      kept: [B,K,r,C+S], what is left of its state at each reader.
-      fade: [B,K,r,S,C], what is left of each column in the states behind it.
-      inverse: [B,K,r,C,C].
+      value: [B,H,C,E].
+      rate: [B,H,C,1].
+      kept: [B,H,C+S,1], what is left of its state at each reader.
+      fade: [B,H,S,C], what is left of each column in the states behind it.
+      inverse: [B,H,C,C].
       source: [B,C+S,S], 1 where a reader goes on from a state.
 
   Returns:
-    The states behind it, and f32[B,K,r,C,E]: what its queries read of the
-    states in front of it, and by how much its tokens correct their states.
+    The states behind it, and f32[B,H,C,E]: what its queries read of the states
+    in front of it, and by how much its tokens correct their states.
   """
   both, value, rate, kept, fade, inverse, source = chunk
-  columns = value.shape[3]
+  (rows, heads, columns, size), keys = value.shape, both.shape[1]
+  # The states lie behind one another as the rows of one matrix.
   own = jnp.tile(source[:, :columns], (1, 2, 1))[:, None, ..., None]
-  read = _product('bkisd,bkrsde->bkrie', own * both[..., None, :], before)
-  read, predicted = jnp.split(read, 2, axis=3)
-  kept_own, kept_last = jnp.split(kept[..., None], [columns], axis=3)
-  fix = rate * (value - kept_own * predicted)
-  fix = _product('bkrij,bkrje->bkrie', inverse, fix)
-  key = both[:, :, None, None, columns:]
-  written = _product('bkrsjd,bkrje->bkrsde', fade[..., None] * key, fix)
-  # A sum over few states, which are large: no product of matrices.
-  last = source[:, None, None, columns:, :, None, None]
-  found = jnp.sum(last * before[:, :, :, None], axis=4)
-  return kept_last[..., None] * found + written, (kept_own * read, fix)
+  own = (own * both[..., None, :]).reshape(*both.shape[:3], -1)
+  rest = heads // keys, own.shape[-1], size
+  read = _product('bkix,bkrxe->bkrie', own, before.reshape(rows, keys, *rest))
+  read = read.reshape(rows, heads, -1, size)
+  read, predicted = jnp.split(read, 2, axis=2)
+  kept, kept_last = jnp.split(kept, [columns], axis=2)
+  fix = rate * (value - kept * predicted)
+  fix = _product('bhij,bhje->bhie', inverse, fix)
+  key = jnp.repeat(both[:, :, columns:], heads // keys, axis=1)
+  key = jnp.moveaxis(fade, 2, 3)[..., None] * key[..., None, :]
+  key = key.reshape(rows, heads, columns, -1)
+  written = _product('bhjx,bhje->bhxe', key, fix).reshape(before.shape)
+  # No product of matrices: a sum over one or two states, in which 1 * x is x to
+  # the bit on every device.
+  last = source[:, None, columns:, :, None, None]
+  found = jnp.sum(last * before[:, :, None], axis=3)
+  return kept_last[..., None] * found + written, (kept * read, fix)
 
 
 def _readers(path, shape, chunk):
@@ -237,7 +242,7 @@ def _readers(path, shape, chunk):
   """
   # Columns that fill the last chunk have the segment 0, so nobody reads them.
   line = jnp.ones(shape, jnp.int32)
-  segment, parent = path or (line, 0 * line)
+  segment, parent = (line, 0 * line) if path is None else path
   segment, parent = (_cut(jnp.asarray(x), chunk) for x in (segment, parent))
   same = segment[..., None] == segment[..., None, :]
   above = parent[..., None] == segment[..., None, :]
@@ -249,10 +254,8 @@ def _readers(path, shape, chunk):
   else:
     head = jnp.where(parent == 0, segment, 0)
     ends = [live, head > 0]
-    source = [
-      live & (segment == _newest(segment)),
-      (parent > 0) & (parent == _newest(head)),
-    ]
+    runs, begins = segment == _newest(segment), parent == _newest(head)
+    source = [live & runs, (parent > 0) & begins & ~runs]
   source = jnp.stack(source, axis=-1).astype(jnp.float32)
   # The last column of which each state is the end; -1: it stays as it is.
   place = jnp.arange(chunk)[None, None]
@@ -260,7 +263,7 @@ def _readers(path, shape, chunk):
     [jnp.max(jnp.where(x, place, -1), axis=-1) for x in ends], axis=-1
   )[..., None]
   row = functools.partial(jnp.take_along_axis, indices=last.clip(0), axis=2)
-  stays = jnp.eye(len(ends))[None, None]
+  stays = jnp.eye(len(ends), dtype=jnp.float32)[None, None]
   return (
     jnp.concatenate([seen, row(seen) & (last >= 0)], axis=2),
     jnp.concatenate([source, jnp.where(last >= 0, row(source), stays)], axis=2),
@@ -278,29 +281,25 @@ def _newest(segment):
 
 
 def _inverse(x):
-  """The inverse of one plus what `x` f32[...,C,C] has below its diagonal.
+  """The inverse of one plus what `x` f32[n,B,H,C,C] has below its diagonal.
 
   By halves: of a matrix with the blocks A and B on its diagonal and X below, it
   has the inverses of A and B there, and -B^-1 X A^-1. The powers of `x`, of
-  which the inverse is a sum too, are no way: they are as large as 1e17 where
-  keys are alike, and cancel.
+  which the inverse is a sum too, are no way: they reach 1e17 where keys are
+  alike, and cancel.
   """
-  size = x.shape[-1]
-  if size == 1:
+  half = x.shape[-1] // 2
+  if not half:
     return jnp.ones_like(x)
-  half = size // 2
-  halves = jnp.stack([x[..., :half, :half], x[..., half:, half:]])
-  top, bottom = _inverse(halves)
-  below = -_product(
-    '...ij,...jk,...kl->...il', bottom, x[..., half:, :half], top
-  )
-  return jnp.concatenate(
-    [
-      jnp.concatenate([top, jnp.zeros_like(top)], axis=-1),
-      jnp.concatenate([below, bottom], axis=-1),
-    ],
-    axis=-2,
-  )
+  halves = jnp.stack([x[..., :half, :half], x[..., half:, half:]], axis=3)
+  # Of one head behind one another, so that heads stay on their devices.
+  inverses = _inverse(halves.reshape(*x.shape[:2], -1, half, half))
+  top, bottom = jnp.moveaxis(inverses.reshape(halves.shape), 3, 0)
+  below = _product('nbhij,nbhjk->nbhik', bottom, x[..., half:, :half])
+  below = -_product('nbhij,nbhjk->nbhik', below, top)
+  top = jnp.concatenate([top, jnp.zeros_like(top)], axis=-1)
+  bottom = jnp.concatenate([below, bottom], axis=-1)
+  return jnp.concatenate([top, bottom], axis=-2)
 
 
 def _normalised(query, key):

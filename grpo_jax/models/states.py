@@ -191,7 +191,8 @@ def _recur_line(arrays, kept, count=None):
   query, key, value, rate, decay = arrays
   if count is not None:
     used = jnp.arange(value.shape[1])[None] < count[:, None]
-    rate, decay = _unless_padding(used, rate, decay)
+    # Of 0, they leave a state what it is.
+    rate, decay = (jnp.where(_along(used, x), x, 0) for x in (rate, decay))
   if value.shape[1] > 1:
     return delta.recur(query, key, value, rate, decay, kept)
   if kept is None:
@@ -202,11 +203,6 @@ def _recur_line(arrays, kept, count=None):
   )
   output, kept = delta.step(query, key, value, rate, decay, kept)
   return output[:, None], kept
-
-
-def _unless_padding(used: Array, *numbers: Array) -> list[Array]:
-  """Rates and decays of 0 in padding, which leaves a state what it is."""
-  return [jnp.where(_along(used, x), x, 0) for x in numbers]
 
 
 def _over_blocks(layout: Layout, blocks: Blocks):
@@ -263,9 +259,7 @@ def _over_segments(layout: Layout):
     return back(_times_taps(map(before, reversed(range(len(taps)))), taps))
 
   def recur(arrays):
-    query, key, value, *numbers = arrays
-    numbers = _unless_padding(layout.segment > 0, *numbers)
-    whole, back = _columns_for_heads([query, key, value, *numbers])
+    whole, back = _columns_for_heads(arrays)
     query, key, value, rate, decay = whole
     return back(delta.recur(query, key, value, rate, decay, None, path)[0])
 

@@ -148,9 +148,12 @@ class Transformer:
 
     For each token, a layer multiplies `width` numbers by a key and `width` by
     its value: 2 width products per key that the token attends to. Its matrices
-    take about 12 width^2 products. The cost is the ratio of these.
+    take about 12 width^2 products. The cost is the ratio of these, and less
+    where some layers have a state.
     """
-    return 1 / (6 * self.config.width)
+    kinds = self.config.kinds
+    share = sum(kind.mixer == 'attention' for kind in kinds) / len(kinds)
+    return share / (6 * self.config.width)
 
   @property
   def kv_heads(self) -> int:

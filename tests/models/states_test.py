@@ -151,6 +151,10 @@ def test_what_is_kept_of_a_row_has_the_bytes_that_are_planned():
         assert not models.state_bytes(model.config, kind)
 
 
+def test_more_keys_cost_only_layers_with_attention():
+  assert MODEL.key_cost == tiny.model().key_cost / 4
+
+
 @pytest.mark.parametrize(
   'mesh, kind',
   [
