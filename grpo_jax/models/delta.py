@@ -11,7 +11,8 @@ Queries and keys come in as they are projected: their norms become 1 here, and
 queries are multiplied by D ** -0.5. All is computed in float32.
 
 `step` is this for one token, for decoding. `recur` computes many tokens in
-chunks of 64, inside of which all are products of matrices.
+chunks of 64: inside a chunk by products of matrices, and a loop passes the
+states from one chunk to the next.
 
 Shapes: `B` rows, `Q` columns, `K` key heads, `H` value heads, `D` size of a
 key, `E` size of a value; `r = H / K` value heads read the same queries and
@@ -81,10 +82,8 @@ def step(
   fix = rate * (value.reshape(predicted.shape) - predicted)
   new = kept[..., None] * old + key[:, :, None, :, None] * fix[..., None, :]
   along = jnp.sum(key * query, axis=-1)[:, :, None, None]
-  output = answered + along * fix
-  return output.reshape(value.shape).astype(value.dtype), new.reshape(
-    state.shape
-  )
+  output = (answered + along * fix).reshape(value.shape)
+  return output.astype(value.dtype), new.reshape(state.shape)
 
 
 def recur(
@@ -147,8 +146,8 @@ def _recur(chunk, query, key, value, rate, decay, state, path):
   does only what needs S.
   """
   (rows, columns, heads, _), dtype = value.shape, value.dtype
-  # No array that is multiplied has more than five axes: XLA's CPU ends in a
-  # segmentation fault where it packs some of six.
+  # No factor of a product of matrices has more than five axes: XLA's CPU ends
+  # in a segmentation fault while it packs some with six.
   query, key, value, rate, decay = (
     jnp.moveaxis(_cut(x.astype(jnp.float32), chunk), 2, 3)
     for x in (
@@ -217,10 +216,13 @@ def _pass_chunk(before, chunk):
   key = jnp.moveaxis(fade, 2, 3)[..., None] * key[..., None, :]
   key = key.reshape(rows, heads, columns, -1)
   written = _product('bhjx,bhje->bhxe', key, fix).reshape(before.shape)
-  # No product of matrices: a sum over one or two states, in which 1 * x is x to
-  # the bit on every device.
-  last = source[:, None, columns:, :, None, None]
-  found = jnp.sum(last * before[:, :, None], axis=3)
+  # A choice: what stays is the same to the bit on every device, and a sum of
+  # products with 0 and 1 takes twice the time of a backward pass on a CPU.
+  is_from = source[:, None, columns:, :, None, None] > 0
+  found = jnp.zeros_like(before)
+  for state in range(found.shape[2]):
+    one = before[:, :, state : state + 1]
+    found = jnp.where(is_from[:, :, :, state], one, found)
   return kept_last[..., None] * found + written, (kept * read, fix)
 
 

@@ -53,6 +53,15 @@ ROWS = {
   'GLM-4.5, 4.6': ('glm4_moe', '106B-A12B, 355B-A32B', 'GLM-4.5-Air'),
   'Qwen 1.5, 2 with experts': ('qwen2_moe', '14B-A3B, 57B-A14B', ''),
   'gpt-oss': ('gpt_oss', '21B-A4B, 117B-A5B', 'gpt-oss-20b'),
+  'LFM 2, 2.5': ('lfm2', '0.2B to 2.6B', 'LFM2-1.2B'),
+  'LFM 2 with experts': ('lfm2_moe', '8B-A1B', ''),
+  'Qwen 3.5, 3.6 (text)': ('qwen3_5', '0.8B to 27B', 'Qwen3.5-9B'),
+  'Qwen 3.5 with experts': (
+    'qwen3_5_moe',
+    '35B-A3B to 397B-A17B',
+    'Qwen3.5-35B-A3B',
+  ),
+  'Qwen 3 Next': ('qwen3_next', '80B-A3B', 'Qwen3-Next-80B-A3B'),
   'Gemma 4 E (text)': ('gemma4', 'E2B, E4B', 'Gemma-4-E2B'),
   'Gemma 4 (text)': ('gemma4_moe', '12B, 31B, 26B-A4B', 'Gemma-4-26B-A4B'),
 }

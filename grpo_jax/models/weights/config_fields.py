@@ -65,6 +65,8 @@ def _is_text(value: Any) -> bool:
 
 
 COUNT, SHARE, ABOVE_0 = _count(), _number(1.0), _number()
+TAPS = _count(2, 1_000)
+COUNTS = _listed(_between(_WHOLE, 0, _MOST), 'whole numbers, one a layer,')
 _FLAG = _needs(lambda value: isinstance(value, bool), 'true or false is')
 _TEXT = _needs(_is_text, 'a text is')
 
@@ -83,14 +85,19 @@ _KINDS = {
       'max_position_embeddings', 'original_max_position_embeddings',
       'sliding_window_pattern', 'num_experts_per_tok',
       'moe_intermediate_size', 'decoder_sparse_step',
-      'no_rope_layer_interval', 'n_group', 'topk_group', 'global_head_dim',
-      'num_global_key_value_heads', 'vocab_size_per_layer_input',
+      'no_rope_layer_interval', 'n_group', 'topk_group',
+      'block_multiple_of', 'full_attention_interval',
+      'linear_key_head_dim', 'linear_value_head_dim',
+      'linear_num_key_heads', 'linear_num_value_heads',
+      'global_head_dim', 'num_global_key_value_heads',
+      'vocab_size_per_layer_input',
     ),
     COUNT,
   ),
   # Lists of this length are made; no model is near.
   'num_hidden_layers': _count(most=10_000),
   'num_experts': _count(0, 1_000_000),
+  'linear_conv_kernel_dim': TAPS,
   'max_window_layers': _count(0),
   'sliding_window': _count(0),  # 0 where no layer has one
   'first_k_dense_replace': _count(0),
@@ -107,7 +114,7 @@ _KINDS = {
       'query_pre_attn_scalar', 'attn_logit_softcapping',
       'final_logit_softcapping', 'embedding_multiplier',
       'residual_multiplier', 'attention_multiplier', 'logits_scaling',
-      'routed_scaling_factor',
+      'routed_scaling_factor', 'block_ffn_dim_multiplier',
     ),
     ABOVE_0,
   ),
@@ -115,8 +122,8 @@ _KINDS = {
   **dict.fromkeys(
     (
       'tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob',
-      'attention_bias', 'use_qk_norm', 'attention_k_eq_v',
-      'use_double_wide_mlp', 'enable_moe_block',
+      'attention_bias', 'use_qk_norm', 'block_auto_adjust_ff_dim',
+      'attention_k_eq_v', 'use_double_wide_mlp', 'enable_moe_block',
     ),
     _FLAG,
   ),
@@ -133,8 +140,9 @@ _KINDS = {
     ),
     f'an object from numbers of layers to their {" and ".join(LAYER_SIZES)} is',
   ),
-  'mlp_only_layers': _listed(
-    _between(_WHOLE, 0, _MOST), 'numbers of layers, from 0'
+  **dict.fromkeys(
+    ('mlp_only_layers', 'full_attn_idxs'),
+    _listed(_between(_WHOLE, 0, _MOST), 'numbers of layers, from 0'),
   ),
 }  # fmt: skip
 
@@ -164,7 +172,8 @@ _NULL = {
   'max_position_embeddings', 'original_max_position_embeddings',
   'final_logit_softcapping', 'attn_logit_softcapping', 'mlp_only_layers',
   'layer_types', 'rope_theta', 'rope_local_base_freq', 'no_rope_layers',
-  'partial_rotary_factor', 'num_global_key_value_heads', 'per_layer_config',
+  'partial_rotary_factor', 'full_attn_idxs', 'num_global_key_value_heads',
+  'per_layer_config',
 }  # fmt: skip
 
 
@@ -254,6 +263,14 @@ def _contradictions(fields: Fields) -> Iterator[str]:
       f'num_attention_heads), of which the share {share:g} is rotated, but '
       'rotary positions turn pairs of them'
     )
+  keys, values = (
+    fields.get(f'linear_num_{one}_heads') for one in ('key', 'value')
+  )
+  if keys and values % keys:
+    yield (
+      f'linear_num_value_heads={values}, which linear_num_key_heads={keys} '
+      'does not divide'
+    )
   number, used = fields.get('num_experts'), fields.get('num_experts_per_tok')
   if number and used > number:
     yield f'num_experts_per_tok={used} of num_experts={number}'
@@ -279,9 +296,10 @@ def _contradictions(fields: Fields) -> Iterator[str]:
   listed = fields.get('no_rope_layers')
   if listed is not None and len(listed) < layers:
     yield f'no_rope_layers of {len(listed)} and num_hidden_layers={layers}'
-  for place in fields.get('mlp_only_layers') or ():
-    if place >= layers:
-      yield f'mlp_only_layers with {place}, and num_hidden_layers={layers}'
+  for name in ('mlp_only_layers', 'full_attn_idxs'):
+    for place in fields.get(name) or ():
+      if place >= layers:
+        yield f'{name} with {place}, and num_hidden_layers={layers}'
 
 
 def rope_fields(fields: Fields) -> Fields:

@@ -13,12 +13,14 @@ either, read it.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import math
 from typing import Any
 from typing import NamedTuple
 
 from grpo_jax.models import config as config_lib
+from grpo_jax.models.config import DeltaHeads
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
@@ -51,7 +53,14 @@ _WRITTEN = {
   'gelu_tanh': 'gelu_pytorch_tanh',
   'clamped_swiglu': 'silu',
 }
-_LAYER_KINDS = ('full_attention', 'sliding_attention')
+# From fields of `DeltaHeads` to those of a config.json.
+_DELTA = dict(
+  num_heads='linear_num_key_heads',
+  num_value_heads='linear_num_value_heads',
+  key_dim='linear_key_head_dim',
+  value_dim='linear_value_head_dim',
+)
+_WIDE, _LOCAL = 'full_attention', 'sliding_attention'
 
 
 def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
@@ -97,6 +106,7 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     activation=_activation(fields),
     attention_scale=_attention_scale(fields, head_dim),
     **_norms_and_biases(fields),
+    **_states(fields, kinds),
   )
   return ModelConfig(
     vocab_size=fields['vocab_size'],
@@ -105,7 +115,7 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     num_heads=heads,
     num_kv_heads=fields['num_key_value_heads'] or heads,
     head_dim=head_dim,
-    mlp_width=fields['intermediate_size'],
+    mlp_width=_mlp_width(fields),
     rope_base=wide.base,
     norm_epsilon=fields['rms_norm_eps'],
     tied_embeddings=fields['tie_word_embeddings'],
@@ -129,6 +139,29 @@ def _norms_and_biases(fields: Fields) -> dict[str, bool]:
   """Those that are a model's own, and not of all in its family."""
   ours = dict(attention_bias='qkv_bias', use_qk_norm='qk_norm')
   return {ours[name]: True for name in ours if fields.get(name)}
+
+
+def _states(fields: Fields, kinds: Sequence[LayerKind]) -> dict[str, Any]:
+  """What layers with a state have, if there are any."""
+  mixers = {kind.mixer for kind in kinds}
+  found: dict[str, Any] = {}
+  if mixers - {'attention'}:
+    found['taps'] = fields['linear_conv_kernel_dim']
+  if 'delta' in mixers:
+    found['delta'] = DeltaHeads(
+      **{ours: fields[theirs] for ours, theirs in _DELTA.items()}
+    )
+  return found
+
+
+def _mlp_width(fields: Fields) -> int:
+  """Hidden units of the MLP; of some families, a round number near 2/3."""
+  width = fields['intermediate_size']
+  if not fields.get('block_auto_adjust_ff_dim'):
+    return width
+  width = int(fields['block_ffn_dim_multiplier'] * int(2 * width / 3))
+  step = fields['block_multiple_of']
+  return -(-width // step) * step
 
 
 def _experts(row: Family, fields: Fields) -> Experts:
@@ -296,7 +329,7 @@ def _kinds(
   row: Family, fields: Fields, wide: _Rope, local: _Rope
 ) -> list[LayerKind]:
   """The kind of each layer, in their order."""
-  windows = _windows(row, fields)
+  types = _layer_types(row, fields)
   sparse = _sparse(fields)
   scaling = wide.scaling or local.scaling
   if (
@@ -308,10 +341,12 @@ def _kinds(
       'one model has one scaling; give a model with one.'
     )
 
-  def kind(window: bool, experts: bool, rotates: bool) -> LayerKind:
-    rope = local if window else wide
+  def kind(called: str, experts: bool, rotates: bool) -> LayerKind:
+    if row.state and called == row.state[0]:
+      return LayerKind(experts=experts, mixer=row.state[1])
+    rope = local if called == _LOCAL else wide
     return LayerKind(
-      window_tokens=fields['sliding_window'] if window else None,
+      window_tokens=fields['sliding_window'] if called == _LOCAL else None,
       rope_base=None if rope.base == wide.base else rope.base,
       rope_scaled=rope.scaling == scaling,
       experts=experts,
@@ -319,8 +354,8 @@ def _kinds(
       proportional=rope.proportional,
     )
 
-  rotates = [row.rotates(fields, i) for i in range(len(windows))]
-  kinds = [kind(*layer) for layer in zip(windows, sparse, rotates, strict=True)]
+  rotates = [row.rotates(fields, i) for i in range(len(types))]
+  kinds = [kind(*layer) for layer in zip(types, sparse, rotates, strict=True)]
   return [_own(fields, i, kind) for i, kind in enumerate(kinds)]
 
 
@@ -480,34 +515,42 @@ def _written_scaling(row: Family, scaling: RopeScaling) -> dict[str, Any]:
   return written
 
 
-def _windows(row: Family, fields: Fields) -> list[bool]:
-  """Which layers have a window."""
+def _layer_types(row: Family, fields: Fields) -> list[str]:
+  """By what each layer sees other tokens, as `layer_types` says it."""
   number = fields['num_hidden_layers']
   said = fields.get('layer_types')
-  windows = [row.windows(fields, i) for i in range(number)]
+  known = (_WIDE, _LOCAL) if row.state is None else (_WIDE, row.state[0])
+
+  def usual(layer: int) -> str:
+    if row.state and row.has_state(fields, layer):
+      return row.state[0]
+    return _LOCAL if row.windows(fields, layer) else _WIDE
+
+  types = [usual(i) for i in range(number)]
   if said is not None:
-    listed = [kind == 'sliding_attention' for kind in said]
-    if set(said) - set(_LAYER_KINDS) or len(said) != number:
+    if set(said) - set(known) or len(said) != number:
       raise ValueError(
         f'config.json has layer_types with {len(said)} entries of the kinds '
         f'{", ".join(sorted(set(said)))} for {number} layers; give one of '
-        f'{" and ".join(_LAYER_KINDS)} for each layer.'
+        f'{" and ".join(known)} for each layer.'
       )
-    if not row.layer_types and listed != windows:
+    if not row.layer_types and list(said) != types:
       raise ValueError(
         f'config.json has layer_types, which a {row.architecture} does not '
         'read, and they differ from its sliding_window; remove them, or name '
         'an architecture that reads them.'
       )
-    windows = listed
+    types = list(said)
   tokens = fields.get('sliding_window')
-  if any(windows) and not (tokens and fields.get('use_sliding_window', True)):
+  if _LOCAL in types and not (
+    tokens and fields.get('use_sliding_window', True)
+  ):
     raise ValueError(
       'config.json gives layers a sliding window, but has sliding_window='
       f'{tokens} and use_sliding_window={fields.get("use_sliding_window")}; '
       'correct one of them.'
     )
-  return windows
+  return types
 
 
 def _sparse(fields: Fields) -> list[bool]:
@@ -527,7 +570,7 @@ def _sparse(fields: Fields) -> list[bool]:
 def _activation(fields: Fields) -> str:
   """Ours, from the field that the family has for it."""
   name = 'hidden_activation' if 'hidden_activation' in fields else 'hidden_act'
-  given = fields[name]
+  given = fields.get(name, 'silu')
   if not isinstance(given, str) or given not in _ACTIVATIONS:
     raise ValueError(
       f'config.json has {name}={given!r}, which is not built here; give a '
@@ -609,7 +652,7 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     rms_norm_eps=config.norm_epsilon,
     tie_word_embeddings=config.tied_embeddings,
     query_pre_attn_scalar=_scalar(config),
-    partial_rotary_factor=row.rotated or config.pattern[0].rotated,
+    partial_rotary_factor=row.rotated or _attention(config).rotated,
     attention_bias=config.qkv_bias,
     use_qk_norm=config.qk_norm,
     no_rope_layers=[int(kind.rotated > 0) for kind in config.kinds],
@@ -624,6 +667,9 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     # The next two are for transformers before 4.53, without `layer_types`.
     max_window_layers=(*local, True).index(True),
     sliding_window_pattern=len(config.pattern),
+    linear_conv_kernel_dim=config.taps or 2,
+    block_auto_adjust_ff_dim=False,
+    **_written_delta(config),
     **_written_sizes(config),
     **_written_experts(config),
   )
@@ -639,7 +685,7 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
       if name in read
     },
     **(
-      {'layer_types': [_LAYER_KINDS[k] for k in local]}
+      {'layer_types': [_layer_type(row, kind) for kind in config.kinds]}
       if row.layer_types
       else {}
     ),
@@ -661,6 +707,24 @@ def _written_sizes(config: ModelConfig) -> dict[str, Any]:
     vocab_size_per_layer_input=config.vocab_size,
     enable_moe_block=config.experts is not None,
   )
+
+
+def _layer_type(row: Family, kind: LayerKind) -> str:
+  """What `layer_types` calls a layer."""
+  if row.state and kind.mixer == row.state[1]:
+    return row.state[0]
+  return _WIDE if kind.window_tokens is None else _LOCAL
+
+
+def _attention(config: ModelConfig) -> LayerKind:
+  """The first kind of layer with attention."""
+  return next(kind for kind in config.pattern if kind.mixer == 'attention')
+
+
+def _written_delta(config: ModelConfig) -> dict[str, int]:
+  if config.delta is None:
+    return {}
+  return {name: getattr(config.delta, ours) for ours, name in _DELTA.items()}
 
 
 def _written_experts(config: ModelConfig) -> dict[str, Any]:

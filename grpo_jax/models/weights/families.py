@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from grpo_jax.models.config import DeltaHeads
+from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.weights.tensors import Fused
 from grpo_jax.models.weights.tensors import Layout
 from grpo_jax.models.weights.tensors import Tensor
@@ -140,6 +142,60 @@ def _gemma4(tensors: Tensors) -> Tensors:
   }
 
 
+def _lfm2() -> Tensors:
+  """The names of LFM2; see `_FUSED_CONVOLUTION`."""
+  layer = 'model.layers.{layer}.'
+  attention, mlp = f'{layer}self_attn.', f'{layer}feed_forward.'
+  norms = {'attention_norm': 'operator_norm', 'mlp_norm': 'ffn_norm'}
+  tensors = {
+    **hugging_face(norms=norms),
+    ('final_norm', 'scale'): Tensor('model.embedding_norm.weight'),
+    ('attention', 'output'): _linear(f'{attention}out_proj', first=2),
+    ('convolution', 'taps'): Tensor(
+      f'{layer}conv.conv.weight', Layout(transposed=True, depthwise=True)
+    ),
+    ('convolution', 'outward'): _linear(f'{layer}conv.out_proj'),
+    ('experts', 'router'): _linear(f'{mlp}gate'),
+    ('experts', 'correction_bias'): Tensor(f'{mlp}expert_bias'),
+  }
+  for ours in ('query', 'key'):
+    scale = Tensor(f'{attention}{ours[0]}_layernorm.weight')
+    tensors['attention', f'{ours}_norm', 'scale'] = scale
+  for ours in ('before', 'behind', 'inward'):
+    tensors['convolution', ours] = _linear(f'{layer}conv.in_proj.{ours}')
+  for ours, name in dict(gate='w1', up='w3', down='w2').items():
+    tensors['mlp', ours] = _linear(f'{mlp}{name}')
+    expert = _linear(f'{mlp}experts.{{expert}}.{name}', experts=True)
+    tensors['experts', ours] = expert
+  return tensors
+
+
+def _gated_delta(**names: str) -> Tensors:
+  """The names of models with the gated delta rule; see `_HEADS_IN_TURN`.
+
+  Args:
+    **names: From the matrices that such a layer reads by to their names.
+  """
+  layer = 'model.layers.{layer}.'
+  attention, delta = f'{layer}self_attn.', f'{layer}linear_attn.'
+  tensors = {
+    **hugging_face(added=1.0),
+    ('attention', 'query'): _linear(f'{attention}q_proj.query'),
+    ('attention', 'head_gate'): _linear(f'{attention}q_proj.head_gate'),
+    ('delta', 'log_decay'): Tensor(f'{delta}A_log'),
+    ('delta', 'decay_bias'): Tensor(f'{delta}dt_bias'),
+    ('delta', 'norm', 'scale'): Tensor(f'{delta}norm.weight'),
+    ('delta', 'output'): _linear(f'{delta}out_proj', first=2),
+  }
+  for ours, name in names.items():
+    tensors['delta', ours] = _linear(f'{delta}{name}')
+  for ours in ('query', 'key', 'value'):
+    tensors['delta', f'{ours}_taps'] = Tensor(
+      f'{delta}conv1d.{ours}.weight', Layout(transposed=True, depthwise=True)
+    )
+  return tensors
+
+
 def llama_cpp(interleaved: bool) -> Tensors:
   """The names in GGUF files, of which all are read and none written.
 
@@ -175,41 +231,101 @@ def llama_cpp(interleaved: bool) -> Tensors:
   return tensors
 
 
-def _fused(part: str, name: str, of: str, rows: Any) -> Fused:
-  """Linear layers of one part of a layer."""
-  prefix = f'model.layers.{{layer}}.{part}.'
-  names = tuple(f'{prefix}{one}_proj.weight' for one in of.split())
-  return Fused(f'{prefix}{name}.weight', names, rows)
+def _llama_cpp_lfm2() -> Tensors:
+  """The names of LFM2 in GGUF files; taps have two axes there."""
+  conv = 'blk.{layer}.shortconv.'
+  taps = Tensor(f'{conv}conv.weight', Layout(transposed=True))
+  tensors = {
+    **llama_cpp(interleaved=False),
+    ('final_norm', 'scale'): Tensor('token_embd_norm.weight'),
+    ('convolution', 'taps'): taps,
+    ('convolution', 'outward'): _linear(f'{conv}out_proj'),
+  }
+  for ours in ('before', 'behind', 'inward'):
+    tensors['convolution', ours] = _linear(f'{conv}in_proj.{ours}')
+  return tensors
+
+
+def _fused(module: str, names: str, sizes: Any, **turns: Any) -> Fused:
+  """A linear layer that stands for several.
+
+  Args:
+    module: Its name in a layer.
+    names: Those of what it stands for, there too.
+    sizes: See `Fused`.
+    **turns: Likewise.
+  """
+  layer = 'model.layers.{layer}.'
+  parts = tuple(f'{layer}{name}.weight' for name in names.split())
+  return Fused(f'{layer}{module}.weight', parts, sizes, **turns)
 
 
 _FUSED_HEADS = _fused(
-  'self_attn',
-  'qkv_proj',
-  'q k v',
+  'self_attn.qkv_proj',
+  'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
   lambda config: (
     config.num_heads * config.head_dim,
     *(config.num_kv_heads * config.head_dim,) * 2,
   ),
 )
 _FUSED_GATE = _fused(
-  'mlp', 'gate_up_proj', 'gate up', lambda config: (config.mlp_width,) * 2
+  'mlp.gate_up_proj',
+  'mlp.gate_proj mlp.up_proj',
+  lambda config: (config.mlp_width,) * 2,
 )
+
+
+def _expert_width(config: ModelConfig) -> int:
+  assert config.experts is not None
+  return config.experts.width
+
+
 _EXPERTS = 'model.layers.{layer}.mlp.experts.'
 _FUSED_EXPERTS = tuple(
   Fused(
     f'{_EXPERTS}gate_up_proj{bias}',
     tuple(f'{_EXPERTS}{one}_proj{bias}' for one in ('gate', 'up')),
-    rows=None,
+    sizes=lambda config: (1, 1),
+    turns=_expert_width,
+    axis=-1,
   )
   for bias in ('', '_bias')
+)
+# Experts that are an axis of one tensor, as the files of Qwen 3.5 have them.
+_PACKED = {
+  ('experts', ours): Tensor(
+    f'{_EXPERTS}{ours}_proj',
+    Layout(transposed=True, experts=True, packed=True),
+  )
+  for ours in ('gate', 'up', 'down')
+}
+_PACKED_GATE = Fused(
+  f'{_EXPERTS}gate_up_proj',
+  (f'{_EXPERTS}gate_proj', f'{_EXPERTS}up_proj'),
+  sizes=lambda config: (_expert_width(config),) * 2,
+  axis=-2,
+)
+
+_FUSED_CONVOLUTION = _fused(
+  'conv.in_proj',
+  'conv.in_proj.before conv.in_proj.behind conv.in_proj.inward',
+  lambda config: (config.width,) * 3,
+)
+_FUSED_SHORTCONV = Fused(
+  'blk.{layer}.shortconv.in_proj.weight',
+  tuple(
+    f'blk.{{layer}}.shortconv.in_proj.{one}.weight'
+    for one in ('before', 'behind', 'inward')
+  ),
+  _FUSED_CONVOLUTION.sizes,
 )
 
 
 _FUSED_ROWS_OF_EXPERTS = Fused(
   'model.layers.{layer}.experts.gate_up_proj',
   tuple(f'model.layers.{{layer}}.experts.{one}_proj' for one in ('gate', 'up')),
-  rows=lambda config: (config.experts.width if config.experts else 0,) * 2,
-  axis=1,
+  sizes=lambda config: (_expert_width(config),) * 2,
+  axis=-2,
 )
 
 
@@ -219,6 +335,73 @@ def _rotates(fields: Fields, layer: int) -> bool:
   if listed is None:
     return (layer + 1) % fields['no_rope_layer_interval'] != 0
   return bool(listed[layer])
+
+
+def _delta(config: ModelConfig) -> DeltaHeads:
+  assert config.delta is not None
+  return config.delta
+
+
+def _all_heads(config: ModelConfig) -> tuple[int, int, int]:
+  """Rows of the queries, keys and values of the gated delta rule."""
+  heads = _delta(config)
+  keys = heads.num_heads * heads.key_dim
+  return keys, keys, heads.num_value_heads * heads.value_dim
+
+
+_HEADS_IN_TURN = _fused(
+  'self_attn.q_proj',
+  'self_attn.q_proj.query self_attn.q_proj.head_gate',
+  lambda config: (config.head_dim,) * 2,
+  turns=lambda config: config.num_heads,
+)
+_FUSED_TAPS = _fused(
+  'linear_attn.conv1d',
+  'linear_attn.conv1d.query linear_attn.conv1d.key linear_attn.conv1d.value',
+  _all_heads,
+)
+
+
+def _of_one_key_head(config: ModelConfig) -> tuple[int, ...]:
+  heads = _delta(config)
+  values = heads.num_value_heads // heads.num_heads * heads.value_dim
+  return heads.key_dim, heads.key_dim, values, values
+
+
+_KEY_HEADS_IN_TURN = (
+  _fused(
+    'linear_attn.in_proj_qkvz',
+    'linear_attn.in_proj_qkvz.query linear_attn.in_proj_qkvz.key '
+    'linear_attn.in_proj_qkvz.value linear_attn.in_proj_qkvz.head_gate',
+    _of_one_key_head,
+    turns=lambda config: _delta(config).num_heads,
+  ),
+  _fused(
+    'linear_attn.in_proj_ba',
+    'linear_attn.in_proj_ba.rate linear_attn.in_proj_ba.decay',
+    lambda config: (
+      (_delta(config).num_value_heads // _delta(config).num_heads,) * 2
+    ),
+    turns=lambda config: _delta(config).num_heads,
+  ),
+)
+_FUSED_DELTA = _fused(
+  'linear_attn.in_proj_qkv',
+  'linear_attn.in_proj_qkv.query linear_attn.in_proj_qkv.key '
+  'linear_attn.in_proj_qkv.value',
+  _all_heads,
+)
+
+
+def _is_not_listed(fields: Fields, layer: int) -> bool:
+  """Of LFM2, whose field has the numbers of layers with attention."""
+  listed = fields['full_attn_idxs']
+  return listed is not None and layer not in listed
+
+
+def _is_between(fields: Fields, layer: int) -> bool:
+  """Of Qwen, whose field has how many layers there are to one attention."""
+  return (layer + 1) % fields['full_attention_interval'] != 0
 
 
 def _later_windows(fields: Fields, layer: int) -> bool:
@@ -241,6 +424,10 @@ class Family:
     windows: Whether a layer, by its number, has a window, where `layer_types`
       does not say.
     layer_types: Whether the field `layer_types` is read at all.
+    state: What that calls a layer with a state, and which of our mixers that
+      is; None: there are none.
+    has_state: Whether a layer, by its number, has a state, where `layer_types`
+      does not say.
     rotates: Whether a layer, by its number, rotates queries and keys.
     rotated: Which share of a head is rotated; None: as `partial_rotary_factor`
       says.
@@ -255,14 +442,15 @@ class Family:
       layers is that of layers with a window too.
     tensors: Where parameters are stored in Hugging Face folders.
     fused: Of these, which are stored as one.
+    packed: Where experts are in other files of the family, which are read too.
     inside: The field of `config.json` that holds all others, if one does.
     inner_type: The model type that is said there.
     grows_queries: Whether rotary positions may have `llama_4_scaling_beta`;
       see `RopeScaling.query_growth`.
     classifier: The architecture of its sequence classifiers, which are read as
       reward models.
-    gguf: The name of the architecture in GGUF files, and where tensors are in
-      these; None if they are not read.
+    gguf: The name of the architecture in GGUF files, where tensors are in
+      these, and which are stored as one; None if they are not read.
     written_as: The architecture that is written for such a model, if another.
     prefixes: Pairs of a prefix of stored names and what it stands for.
     left_out: Prefixes of stored names that are no part of the language model.
@@ -279,6 +467,8 @@ class Family:
   fixed: Fields = dataclasses.field(default_factory=dict)
   windows: Callable[[Fields, int], bool] = lambda fields, layer: False
   layer_types: bool = False
+  state: tuple[str, str] | None = None
+  has_state: Callable[[Fields, int], bool] = lambda fields, layer: False
   rotates: Callable[[Fields, int], bool] = lambda fields, layer: True
   rotated: float | None = 1.0
   features: Fields = dataclasses.field(default_factory=dict)
@@ -290,11 +480,12 @@ class Family:
   scales_windows: bool = True
   tensors: Tensors = dataclasses.field(default_factory=hugging_face)
   fused: tuple[Fused, ...] = ()
+  packed: Tensors = dataclasses.field(default_factory=dict)
   inside: str | None = None
   inner_type: str | None = None
   grows_queries: bool = False
   classifier: str | None = None
-  gguf: tuple[str, Tensors] | None = None
+  gguf: tuple[str, Tensors, tuple[Fused, ...]] | None = None
   written_as: str | None = None
   prefixes: tuple[tuple[str, str], ...] = ()
   left_out: tuple[str, ...] = ()
@@ -390,7 +581,7 @@ _GEMMA3 = Family(
   ),
   # What transformers calls `Gemma3ForSequenceClassification` reads images too.
   classifier='Gemma3TextForSequenceClassification',
-  gguf=('gemma3', llama_cpp(interleaved=False)),
+  gguf=('gemma3', llama_cpp(interleaved=False), ()),
   windows=lambda fields, layer: (
     (layer + 1) % fields['sliding_window_pattern'] > 0
   ),
@@ -412,12 +603,34 @@ def _sees(*parts: str) -> tuple[str, ...]:
   return tuple(f'{model}{part}.' for part in parts for model in ('', 'model.'))
 
 
+def _inside(
+  row: Family, architecture: str, model_type: str, **changes: Any
+) -> Family:
+  """The family of models that see images, of which the text is one of `row`.
+
+  The language model is read, and written by itself.
+  """
+  return dataclasses.replace(
+    row,
+    architecture=architecture,
+    model_type=model_type,
+    classifier=None,
+    gguf=None,
+    inside='text_config',
+    written_as=row.architecture,
+    prefixes=_INNER_PREFIXES,
+    # Since transformers 4.52; the language model alone has 'model.layers.'.
+    modules=_INNER,
+    **{'inner_type': row.model_type, **changes},
+  )
+
+
 _QWEN3 = Family(
   'Qwen3ForCausalLM',
   'qwen3',
   dict(_QWEN, head_dim=128),
   classifier='Qwen3ForSequenceClassification',
-  gguf=('qwen3', llama_cpp(interleaved=False)),
+  gguf=('qwen3', llama_cpp(interleaved=False), ()),
   fixed=_ATTENTION_BIAS,
   windows=_later_windows,
   layer_types=True,
@@ -445,6 +658,93 @@ _MINISTRAL3 = Family(
   classifier='Ministral3ForSequenceClassification',
   windows=lambda fields, layer: fields['sliding_window'] is not None,
   grows_queries=True,
+)
+_LFM2 = Family(
+  'Lfm2ForCausalLM',
+  'lfm2',
+  dict(
+    _COMMON,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    full_attn_idxs=None,
+    linear_conv_kernel_dim=3,
+    block_auto_adjust_ff_dim=True,
+    block_ffn_dim_multiplier=1.0,
+    block_multiple_of=256,
+  ),
+  renamed=dict(
+    block_ff_dim='intermediate_size', tie_embedding='tie_word_embeddings'
+  ),
+  called=dict(rms_norm_eps='norm_eps', linear_conv_kernel_dim='conv_L_cache'),
+  fixed=dict(
+    conv_bias=(False, 'a convolution with biases is not computed here')
+  ),
+  layer_types=True,
+  gguf=('lfm2', _llama_cpp_lfm2(), (_FUSED_SHORTCONV,)),
+  state=('conv', 'convolution'),
+  has_state=_is_not_listed,
+  features=dict(qk_norm=True),
+  rope_bases=(1_000_000.0, None),
+  tensors=_lfm2(),
+  fused=(_FUSED_CONVOLUTION,),
+)
+_DELTA = dict(
+  _LLAMA,
+  head_dim=256,
+  partial_rotary_factor=0.25,
+  full_attention_interval=4,
+  linear_conv_kernel_dim=4,
+  linear_key_head_dim=128,
+  linear_value_head_dim=128,
+  linear_num_key_heads=16,
+  linear_num_value_heads=32,
+)
+_QWEN3_5 = Family(
+  'Qwen3_5ForCausalLM',
+  'qwen3_5_text',
+  dict(_DELTA, num_key_value_heads=4),
+  fixed=dict(
+    **_ATTENTION_BIAS,
+    hidden_act=('silu', 'its convolutions are built with this one'),
+    attn_output_gate=(True, 'its attention is built with gates'),
+  ),
+  layer_types=True,
+  state=('linear_attention', 'delta'),
+  has_state=_is_between,
+  rotated=None,
+  features=dict(qk_norm=True, head_gates=True),
+  tensors=_gated_delta(
+    query='in_proj_qkv.query',
+    key='in_proj_qkv.key',
+    value='in_proj_qkv.value',
+    head_gate='in_proj_z',
+    rate='in_proj_b',
+    decay='in_proj_a',
+  ),
+  fused=(_HEADS_IN_TURN, _FUSED_DELTA, _FUSED_TAPS),
+  classifier='Qwen3_5TextForSequenceClassification',
+  # It may be read from the files of a model that sees images too.
+  prefixes=_INNER_PREFIXES,
+  left_out=('mtp.', *_sees('visual')),
+)
+_QWEN3_5_MOE = dataclasses.replace(
+  _QWEN3_5,
+  architecture='Qwen3_5MoeForCausalLM',
+  model_type='qwen3_5_moe_text',
+  defaults=dict(
+    _DELTA,
+    num_key_value_heads=2,
+    intermediate_size=512,  # of no layer
+    num_experts=256,
+    num_experts_per_tok=8,
+    moe_intermediate_size=512,
+    shared_expert_intermediate_size=512,
+  ),
+  classifier=None,
+  routing=dict(shared_gate=True),
+  fused=(*_QWEN3_5.fused, _PACKED_GATE),
+  packed=_PACKED,
 )
 
 _GEMMA4 = Family(
@@ -522,7 +822,7 @@ FAMILIES = (
     'llama',
     _LLAMA,
     classifier='LlamaForSequenceClassification',
-    gguf=('llama', llama_cpp(interleaved=True)),
+    gguf=('llama', llama_cpp(interleaved=True), ()),
     fixed=dict(**_ATTENTION_BIAS, **_MLP_BIAS),
   ),
   Family(
@@ -537,30 +837,22 @@ FAMILIES = (
     'qwen2',
     _QWEN,
     classifier='Qwen2ForSequenceClassification',
-    gguf=('qwen2', llama_cpp(interleaved=False)),
+    gguf=('qwen2', llama_cpp(interleaved=False), ()),
     windows=_later_windows,
     layer_types=True,
     features=dict(qkv_bias=True),
   ),
   _QWEN3,
-  # Text with images, or as below: the language model is read, and written by
-  # itself.
-  dataclasses.replace(
+  _inside(
     _QWEN3,
-    architecture='Qwen3VLForConditionalGeneration',
-    model_type='qwen3_vl',
+    'Qwen3VLForConditionalGeneration',
+    'qwen3_vl',
+    inner_type='qwen3_vl_text',
     defaults=dict(_LLAMA, num_key_value_heads=32, head_dim=128),
-    classifier=None,
-    gguf=None,
     windows=lambda fields, layer: False,
     layer_types=False,
     rope_bases=(500_000.0, None),
-    inside='text_config',
-    inner_type='qwen3_vl_text',
-    written_as='Qwen3ForCausalLM',
-    prefixes=_INNER_PREFIXES,
     left_out=_sees('visual'),
-    modules=_INNER,
   ),
   Family(
     'Qwen3MoeForCausalLM',
@@ -607,19 +899,11 @@ FAMILIES = (
     tensors=_GEMMA_TENSORS,
   ),
   _GEMMA3,
-  dataclasses.replace(
+  _inside(
     _GEMMA3,
-    architecture='Gemma3ForConditionalGeneration',
-    model_type='gemma3',
-    classifier=None,
-    gguf=None,
-    inside='text_config',
-    inner_type='gemma3_text',
-    written_as='Gemma3ForCausalLM',
-    prefixes=_INNER_PREFIXES,
+    'Gemma3ForConditionalGeneration',
+    'gemma3',
     left_out=_sees('vision_tower', 'multi_modal_projector'),
-    # Since transformers 4.52; the language model alone has 'model.layers.'.
-    modules=_INNER,
   ),
   Family(
     'SmolLM3ForCausalLM',
@@ -658,17 +942,11 @@ FAMILIES = (
     tensors=hugging_face(norms=_BEHIND),
   ),
   _MINISTRAL3,
-  dataclasses.replace(
+  _inside(
     _MINISTRAL3,
-    architecture='Mistral3ForConditionalGeneration',
-    model_type='mistral3',
-    classifier=None,
-    inside='text_config',
-    inner_type='ministral3',
-    written_as='Ministral3ForCausalLM',
-    prefixes=_INNER_PREFIXES,
+    'Mistral3ForConditionalGeneration',
+    'mistral3',
     left_out=_sees('vision_tower', 'multi_modal_projector'),
-    modules=_INNER,
   ),
   Family(
     'Phi3ForCausalLM',
@@ -798,31 +1076,95 @@ FAMILIES = (
     tensors=_packed_experts(hugging_face()),
     fused=_FUSED_EXPERTS,
   ),
-  _GEMMA4,
+  _LFM2,
   dataclasses.replace(
-    _GEMMA4,
-    architecture='Gemma4ForConditionalGeneration',
-    model_type='gemma4',
-    inside='text_config',
-    inner_type='gemma4_text',
-    written_as='Gemma4ForCausalLM',
-    prefixes=_INNER_PREFIXES,
-    left_out=_sees(*_OF_GEMMA4),
-    modules=_INNER,
+    _LFM2,
+    architecture='Lfm2MoeForCausalLM',
+    model_type='lfm2_moe',
+    defaults=dict(
+      _COMMON,
+      num_key_value_heads=8,
+      rms_norm_eps=1e-5,
+      tie_word_embeddings=True,
+      linear_conv_kernel_dim=3,
+      num_experts=32,
+      num_experts_per_tok=4,
+      moe_intermediate_size=1792,
+      norm_topk_prob=True,
+      routed_scaling_factor=1.0,
+      first_k_dense_replace=2,
+    ),
+    renamed=dict(tie_embedding='tie_word_embeddings'),
+    called=dict(_LFM2.called, first_k_dense_replace='num_dense_layers'),
+    fixed=dict(
+      _LFM2.fixed,
+      use_expert_bias=(True, 'its routers are built with a correction'),
+    ),
+    gguf=None,
+    has_state=lambda fields, layer: False,
+    routing=dict(scores='sigmoid', corrected=True),
+  ),
+  _QWEN3_5,
+  _inside(
+    _QWEN3_5,
+    'Qwen3_5ForConditionalGeneration',
+    'qwen3_5',
+    left_out=_QWEN3_5.left_out,
+  ),
+  _QWEN3_5_MOE,
+  _inside(
+    _QWEN3_5_MOE,
+    'Qwen3_5MoeForConditionalGeneration',
+    'qwen3_5_moe',
+    left_out=_QWEN3_5.left_out,
   ),
   dataclasses.replace(
+    _QWEN3_5,
+    architecture='Qwen3NextForCausalLM',
+    model_type='qwen3_next',
+    defaults=dict(
+      _DELTA,
+      num_key_value_heads=2,
+      num_experts=512,
+      num_experts_per_tok=10,
+      moe_intermediate_size=512,
+      shared_expert_intermediate_size=512,
+      norm_topk_prob=True,
+      decoder_sparse_step=1,
+      mlp_only_layers=(),
+    ),
+    classifier='Qwen3NextForSequenceClassification',
+    routing=dict(shared_gate=True),
+    tensors=_gated_delta(
+      query='in_proj_qkvz.query',
+      key='in_proj_qkvz.key',
+      value='in_proj_qkvz.value',
+      head_gate='in_proj_qkvz.head_gate',
+      rate='in_proj_ba.rate',
+      decay='in_proj_ba.decay',
+    ),
+    fused=(_HEADS_IN_TURN, *_KEY_HEADS_IN_TURN, _FUSED_TAPS),
+    prefixes=(),
+    left_out=('mtp.',),
+  ),
+  _GEMMA4,
+  _inside(
     _GEMMA4,
-    architecture='Gemma4UnifiedForConditionalGeneration',
-    model_type='gemma4_unified',
+    'Gemma4ForConditionalGeneration',
+    'gemma4',
+    left_out=_sees(*_OF_GEMMA4),
+  ),
+  dataclasses.replace(
+    _inside(
+      _GEMMA4,
+      'Gemma4UnifiedForConditionalGeneration',
+      'gemma4_unified',
+      left_out=_sees(*_OF_GEMMA4, 'vision_embedder'),
+    ),
     defaults=dict(
       _GEMMA4.defaults, sliding_window=1024, hidden_size_per_layer_input=0
     ),
-    inside='text_config',
     inner_type='gemma4_unified_text',
-    written_as='Gemma4ForCausalLM',
-    prefixes=_INNER_PREFIXES,
-    left_out=_sees(*_OF_GEMMA4, 'vision_embedder'),
-    modules=_INNER,
   ),
 )
 """All families, the plainest first: what several can express, it is."""

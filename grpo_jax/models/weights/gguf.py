@@ -6,6 +6,7 @@ float32 as they are read, a few rows at a time.
 
 from collections.abc import Mapping
 import pathlib
+import types
 from typing import Any
 from typing import NamedTuple
 
@@ -154,7 +155,7 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
     metadata: All fields.
     name: What the fields of the model begin with.
   """
-  kinds = dict(_KINDS)
+  kinds = {**_KINDS, **_OWN.get(name, _Own()).kinds}
   if metadata.get(f'{name}.rope.scaling.type') not in (None, 'none'):
     kinds['rope.scaling.factor'] = config_fields.ABOVE_0
     kinds['rope.scaling.original_context_length'] = config_fields.COUNT
@@ -167,23 +168,33 @@ def _check(path: pathlib.Path, metadata: Mapping[str, Any], name: str) -> None:
       )
 
 
-def _families() -> dict[str, tuple[str, tensors_lib.Tensors]]:
-  """From GGUF's name of an architecture to Hugging Face's, and its tensors."""
-  return {
-    row.gguf[0]: (row.architecture, row.gguf[1])
-    for row in families.FAMILIES
-    if row.gguf
-  }
+class Described(NamedTuple):
+  """What a file says of its model.
+
+  Attributes:
+    config_json: As a `config.json` of Hugging Face says it.
+    tensors: Where the parameters are.
+    fused: Of the tensors, which are stored as one.
+  """
+
+  config_json: dict[str, Any]
+  tensors: tensors_lib.Tensors
+  fused: tuple[tensors_lib.Fused, ...]
 
 
-def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
+def _families() -> dict[str, families.Family]:
+  """The families that are read, by GGUF's name of their architecture."""
+  return {row.gguf[0]: row for row in families.FAMILIES if row.gguf}
+
+
+def described(model: Gguf) -> Described:
   """What the metadata say, as a `config.json` of Hugging Face says it.
 
   Args:
     model: The file.
 
   Returns:
-    The fields of such a `config.json`, and where the tensors are.
+    That, and where the tensors are.
 
   Raises:
     ValueError: Its architecture, or something in it, is not read here.
@@ -201,7 +212,9 @@ def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
   def get(key: str, default: Any = None) -> Any:
     return metadata.get(f'{name}.{key}', default)
 
-  missing = [f'{name}.{key}' for key in _NEEDED if get(key) is None]
+  own = _OWN.get(name, _Own())
+  needed = *_NEEDED, *own.kinds
+  missing = [f'{name}.{key}' for key in needed if get(key) is None]
   if 'token_embd.weight' not in model.tensors:
     missing.append('token_embd.weight')
   if missing:
@@ -228,8 +241,7 @@ def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
   also = f'{name}.rope.scaling.', f'{name}.rope.scale_linear'
   also = *also, f'{name}.attention.sliding_window', f'{name}.rope.freq_base_'
   also = *also, f'{name}.attn_logit_soft', f'{name}.final_logit_soft'
-  own, further = _OWN.get(name, (frozenset(), _nothing))
-  known |= {f'{name}.{key}' for key in own}
+  known |= {f'{name}.{key}' for key in own.keys}
   unread += [
     key
     for key, value in metadata.items()
@@ -243,9 +255,10 @@ def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
       f'{path} has {", ".join(unread)}, of which the meaning is not read from '
       'GGUF files here; give the model as a Hugging Face folder.'
     )
-  architecture, tensors = rows[name]
+  row = rows[name]
+  assert row.gguf is not None
   fields = dict(
-    architectures=[architecture],
+    architectures=[row.architecture],
     vocab_size=model.tensors['token_embd.weight'].shape[0],
     hidden_size=width,
     intermediate_size=get('feed_forward_length'),
@@ -266,7 +279,7 @@ def described(model: Gguf) -> tuple[dict[str, Any], tensors_lib.Tensors]:
       for token, key in (('bos', 'bos'), ('eos', 'eos'), ('pad', 'padding'))
     },
   )
-  return {**fields, **further(get, fields)}, tensors
+  return Described({**fields, **own.fields(get, fields)}, *row.gguf[1:])
 
 
 def _nothing(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,14 +306,46 @@ def _gemma3(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
   )
 
 
-# What architectures say besides: keys, and what makes fields of them.
-_OWN: dict[str, tuple[frozenset[str], Any]] = {
-  'gemma3': (
-    frozenset({
+def _lfm2(get: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """What LFM2 has besides: layers without key-value heads have a state."""
+  del fields
+  heads = get('attention.head_count_kv')
+  return dict(
+    num_key_value_heads=max(heads, default=0),
+    full_attn_idxs=[layer for layer, number in enumerate(heads) if number],
+    conv_L_cache=get('shortconv.l_cache'),
+    block_auto_adjust_ff_dim=False,
+  )
+
+
+class _Own(NamedTuple):
+  """What an architecture says besides.
+
+  Attributes:
+    keys: Of what others may not say, that which is read.
+    kinds: Keys that it must say, and what they may hold.
+    fields: Makes fields of a `config.json` of them.
+  """
+
+  keys: frozenset[str] = frozenset()
+  kinds: Mapping[str, config_fields.Problem] = types.MappingProxyType({})
+  fields: Any = _nothing
+
+
+_OWN = {
+  'gemma3': _Own(
+    keys=frozenset({
       'attention.sliding_window', 'attention.sliding_window_pattern',
       'rope.freq_base_swa', 'final_logit_softcapping',
     }),
-    _gemma3,
+    fields=_gemma3,
+  ),
+  'lfm2': _Own(
+    kinds={
+      'attention.head_count_kv': config_fields.COUNTS,
+      'shortconv.l_cache': config_fields.TAPS,
+    },
+    fields=_lfm2,
   ),
 }  # fmt: skip
 

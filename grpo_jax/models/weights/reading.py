@@ -9,6 +9,7 @@ it is fast.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 import dataclasses
 import functools
@@ -48,22 +49,20 @@ class Cut:
 
   Attributes:
     whole: The tensor.
-    index: What of it, a slice for each axis.
+    axis: Of which axis it has a part.
+    places: Which places of that, i64[...], ascending.
   """
 
   whole: safetensors.Stored
-  index: tuple[slice, ...]
-
-  @property
-  def ranges(self) -> list[range]:
-    """Which places of each axis."""
-    both = zip(self.index, self.whole.shape, strict=True)
-    return [range(*one.indices(size)) for one, size in both]
+  axis: int
+  places: np.ndarray
 
   @property
   def shape(self) -> tuple[int, ...]:
     """That of the part."""
-    return tuple(map(len, self.ranges))
+    shape = list(self.whole.shape)
+    shape[self.axis] = len(self.places)
+    return tuple(shape)
 
   @property
   def dtype(self) -> np.dtype:
@@ -74,11 +73,13 @@ class Cut:
     self, reader: safetensors.Reader, index: tuple[slice, ...]
   ) -> np.ndarray:
     """A part of it; see `Reader`."""
-    wanted = [one[part] for one, part in zip(self.ranges, index, strict=True)]
+    wanted, span = self.places[index[self.axis]], list(index)
     # Readers read what lies side by side.
-    span = tuple(slice(one[0], one[-1] + 1) for one in wanted)
-    array = reader.read(self.whole, span)
-    return array[tuple(slice(None, None, one.step) for one in wanted)]
+    span[self.axis] = slice(int(wanted[0]), int(wanted[-1]) + 1)
+    array = reader.read(self.whole, tuple(span))
+    if len(wanted) == array.shape[self.axis]:
+      return array
+    return array.take(wanted - wanted[0], axis=self.axis)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,8 +258,17 @@ def _from_folder(
         f'{name} in {folder} has the dtype U8; give weights in one of '
         f'{", ".join(safetensors.DTYPES)}.'
       )
-  source = Source(folder, config_json, row.tensors, stored, reader, folder)
+  tensors = {**row.tensors, **_packed(row, stored)}
+  source = Source(folder, config_json, tensors, stored, reader, folder)
   return _with_parts(source, stored, row.fused) if row.fused else source
+
+
+def _packed(
+  row: families.Family, stored: Collection[str]
+) -> tensors_lib.Tensors:
+  """Where experts are, if these files have them as an axis of one tensor."""
+  ends = tuple(one.name.partition('{layer}')[2] for one in row.packed.values())
+  return row.packed if any(name.endswith(ends) for name in stored) else {}
 
 
 def _with_parts(
@@ -286,11 +296,11 @@ def _with_parts(
       continue
     kind = config.kinds[min(layer, config.num_layers - 1)]
     try:
-      cuts = one.cuts(stored.shape, config.of(kind))
+      places = one.places(stored.shape, config.of(kind))
     except ValueError as error:
       raise ValueError(f'{name} in {source.path} {error}') from error
-    for part, index in zip(one.parts, cuts, strict=True):
-      parts[part.format(layer=layer)] = Cut(stored, index)
+    for part, rows in zip(one.parts, places, strict=True):
+      parts[part.format(layer=layer)] = Cut(stored, one.axis, rows)
   return dataclasses.replace(source, stored=parts)
 
 
@@ -314,8 +324,9 @@ def _meant(row: families.Family, name: str) -> str:
 
 def _from_gguf(path: pathlib.Path) -> Source:
   reader = gguf.Gguf(path)
-  config_json, tensors = gguf.described(reader)
-  return Source(path, config_json, tensors, reader.tensors, reader)
+  config_json, tensors, fused = gguf.described(reader)
+  source = Source(path, config_json, tensors, reader.tensors, reader)
+  return _with_parts(source, reader.tensors, fused) if fused else source
 
 
 _WEIGHT = 'score.weight'
@@ -509,7 +520,8 @@ def _crossing(layout: tensors_lib.Layout) -> tensors_lib.Layout:
   As it is stored; but on a CPU, XLA's transposition takes four times as long as
   that which JAX does on the way of an array of NumPy.
   """
-  if jax.default_backend() != 'cpu' or layout.interleaved:
+  as_stored = layout.interleaved or layout.depthwise
+  if jax.default_backend() != 'cpu' or as_stored:
     return layout
   return dataclasses.replace(layout, transposed=False)
 
@@ -572,7 +584,7 @@ def _common_axis(group: tuple[Any, ...]) -> Any:
 
   Where another of them is split too, every device reads all of it.
   """
-  return group[0] if not any(group[1:]) else None
+  return group[0] if group and not any(group[1:]) else None
 
 
 @functools.lru_cache(maxsize=256)  # one for all that are alike

@@ -46,6 +46,8 @@ class Layout:
     experts: Whether there is one such tensor for each expert. In ours, and
       before all that is said here, the experts are the first axis.
     packed: Whether the experts are the first axis of one tensor there too.
+    depthwise: Whether an axis of size 1 stands between the groups there, as in
+      the weight of a convolution of each channel by itself.
   """
 
   first: int = 1
@@ -54,6 +56,7 @@ class Layout:
   interleaved: float = 0.0
   experts: bool = False
   packed: bool = False
+  depthwise: bool = False
 
   def stored_axes(
     self, ours: tuple[Any, ...], merge: Callable[[tuple[Any, ...]], Any]
@@ -62,7 +65,8 @@ class Layout:
 
     Args:
       ours: One entry for each of our axes, such as its size.
-      merge: From the entries of a group to that of its common axis.
+      merge: From the entries of a group to that of its common axis; from () to
+        that of an axis of size 1.
 
     Returns:
       One entry for each stored axis, behind that of the experts if there is
@@ -71,6 +75,8 @@ class Layout:
     lead = int(self.experts)
     middle = lead + self.first
     groups = [group for group in (ours[lead:middle], ours[middle:]) if group]
+    if self.depthwise:
+      groups.insert(1, ())
     merged = [merge(group) for group in groups]
     return (*ours[:lead], *(merged[::-1] if self.transposed else merged))
 
@@ -81,6 +87,8 @@ class Layout:
     (576, 576)
     >>> Layout(transposed=True, experts=True).stored_shape((8, 96, 32))
     (8, 32, 96)
+    >>> Layout(transposed=True, depthwise=True).stored_shape((4, 2, 8))
+    (16, 1, 4)
     """
     return self.stored_axes(ours, math.prod)
 
@@ -93,6 +101,8 @@ class Layout:
       dtype: The dtype of our parameter.
     """
     stored = self._turned(stored, shape[-2:], -1, 2)
+    if self.depthwise:
+      stored = jnp.squeeze(stored, axis=1)
     if self.transposed:
       stored = jnp.swapaxes(stored, -1, -2)
     if self.added:  # in float32: bfloat16 would round 1 + w to 8 bits
@@ -110,7 +120,8 @@ class Layout:
     if self.added:
       ours = ours.astype(jnp.float32) - self.added
     if self.transposed:
-      *experts, rows, columns = shape
+      flat = dataclasses.replace(self, depthwise=False)
+      *experts, rows, columns = flat.stored_shape(ours.shape)
       ours = jnp.swapaxes(ours.reshape(*experts, columns, rows), -1, -2)
     ours = self._turned(ours, heads, 2, -1)
     return ours.reshape(shape).astype(dtype)
@@ -172,20 +183,22 @@ class Fused:
   Attributes:
     name: Its name, with `{layer}` for the number of a layer.
     parts: The names of those that it holds, in their order.
-    rows: How many rows each has, in a layer of this shape, one behind another;
-      None: they take turns along the last axis.
-    axis: The axis of the rows.
+    sizes: How many rows each has, in a layer of this shape, before the next one
+      begins.
+    turns: How often they take turns.
+    axis: Of which axis the rows are.
   """
 
   name: str
   parts: tuple[str, ...]
-  rows: Callable[[ModelConfig], tuple[int, ...]] | None
+  sizes: Callable[[ModelConfig], tuple[int, ...]]
+  turns: Callable[[ModelConfig], int] = lambda config: 1
   axis: int = 0
 
-  def cuts(
+  def places(
     self, shape: tuple[int, ...], config: ModelConfig
-  ) -> list[tuple[slice, ...]]:
-    """What of the tensor each part is.
+  ) -> list[np.ndarray]:
+    """Which rows of the tensor are those of each part, i64[rows].
 
     Args:
       shape: Of the tensor.
@@ -194,31 +207,25 @@ class Fused:
     Raises:
       ValueError: The parts have another number of rows together.
     """
-    axis = len(shape) - 1 if self.rows is None else self.axis
-    before = (slice(None),) * axis
-    behind = (slice(None),) * (len(shape) - 1 - axis)
-    if self.rows is None:
-      number = len(self.parts)
-      return [(*before, slice(i, None, number)) for i in range(number)]
-    sizes = self.rows(config)
-    if sum(sizes) != shape[axis]:
+    sizes, turns = self.sizes(config), self.turns(config)
+    rows = shape[self.axis]
+    if sum(sizes) * turns != rows:
+      often = f', {turns} times,' if turns > 1 else ''
       raise ValueError(
-        f'has {shape[axis]} rows, but its parts have '
-        f'{" + ".join(map(str, sizes))} by the config.json; give files that '
-        'belong to it.'
+        f'has {rows} rows, but its parts have '
+        f'{" + ".join(map(str, sizes))}{often} by the config.json; give files '
+        'that belong to it.'
       )
-    ends = itertools.accumulate(sizes)
-    return [
-      (*before, slice(end - size, end), *behind)
-      for size, end in zip(sizes, ends, strict=True)
-    ]
+    numbers = np.arange(rows).reshape(turns, -1)
+    *ends, _ = itertools.accumulate(sizes)
+    return [one.reshape(-1) for one in np.split(numbers, ends, axis=1)]
 
-  def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The tensor, of all its parts."""
-    if self.rows is not None:
-      return np.concatenate(parts, axis=self.axis)
-    stacked = np.stack(parts, axis=-1)
-    return stacked.reshape(*stacked.shape[:-2], -1)
+  def joined(self, parts: Sequence[np.ndarray], turns: int) -> np.ndarray:
+    """The tensor, of all its parts, which take turns so often."""
+    axis = self.axis % parts[0].ndim
+    before, behind = parts[0].shape[:axis], parts[0].shape[axis + 1 :]
+    split = [part.reshape(*before, turns, -1, *behind) for part in parts]
+    return np.concatenate(split, axis + 1).reshape(*before, -1, *behind)
 
   @functools.cached_property
   def pattern(self) -> re.Pattern[str]:
@@ -258,8 +265,9 @@ class Parameter:
 
   @property
   def has_two_axes(self) -> bool:
-    """Whether it has two axes but for experts: it is no scale and no bias."""
-    return len(self.stored_shape) - int(self.layout.experts) > 1
+    """Whether it is a matrix, of experts or not: no scale, bias or taps."""
+    axes = len(self.stored_shape) - int(self.layout.experts)
+    return axes > 1 and not self.layout.depthwise
 
 
 class Part(NamedTuple):
@@ -281,21 +289,28 @@ class Written(NamedTuple):
     names: One, or one for each expert.
     parts: What the tensor holds.
     fused: How, if it holds several.
+    turns: How often these take turns.
   """
 
   names: tuple[str, ...]
   parts: tuple[Part, ...]
   fused: Fused | None = None
+  turns: int = 1
 
   def shape(self, wanted: Sequence[Parameter]) -> tuple[int, ...]:
     """That of the tensor of one name."""
     shapes = [wanted[part.parameter].name_shape for part in self.parts]
-    if self.fused is None:
-      return shapes[0]
-    axis = -1 if self.fused.rows is None else self.fused.axis
     whole = list(shapes[0])
-    whole[axis] = sum(shape[axis] for shape in shapes)
+    if self.fused is not None:
+      axis = self.fused.axis
+      whole[axis] = sum(shape[axis] for shape in shapes)
     return tuple(whole)
+
+  def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The tensor of one name, of the arrays of its parts."""
+    if self.fused is None:
+      return parts[0]
+    return self.fused.joined(parts, self.turns)
 
 
 def written(
@@ -309,25 +324,30 @@ def written(
     fused: Which of their tensors are one.
   """
   whole = {
-    part.format(layer=layer): (one.name.format(layer=layer), one)
+    part.format(layer=layer): (one.name.format(layer=layer), one, layer)
     for one in fused
     for layer in range(config.num_layers)
     for part in one.parts
   }
   order = {name: place for place, name in enumerate(whole)}
   found: dict[tuple[str, ...], list[tuple[int, Part]]] = {}
-  how = {}
+  how: dict[tuple[str, ...], tuple[Fused | None, int]] = {}
   for number, parameter in enumerate(wanted):
     for layer, names in enumerate(parameter.names):
       if names[0] in whole:
-        name, one = whole[names[0]]
-        key, how[name,] = (name,), one
+        name, one, its_layer = whole[names[0]]
+        sizes = config.of(config.kinds[its_layer])
+        key, how[name,] = (name,), (one, one.turns(sizes))
       else:
         key = names
       place = order.get(names[0], 0)
       found.setdefault(key, []).append((place, Part(number, layer)))
   return [
-    Written(names, tuple(part for _, part in sorted(parts)), how.get(names))
+    Written(
+      names,
+      tuple(part for _, part in sorted(parts)),
+      *how.get(names, (None, 1)),
+    )
     for names, parts in found.items()
   ]
 

@@ -229,12 +229,10 @@ def _arrays(
   for one in written:
     arrays = [stored(*part) for part in one.parts]
     layout = wanted[one.parts[0].parameter].layout
-    if one.fused is not None:
-      yield one.fused.joined(arrays)
-    elif layout.experts and not layout.packed:
+    if layout.experts and not layout.packed:
       yield from arrays[0]
     else:
-      yield arrays[0]
+      yield one.joined(arrays)
 
 
 @functools.partial(
@@ -318,7 +316,7 @@ def save_adapter(
     if not any(parameter.path in low for parameter, _ in parts):
       continue
     module = row.module(one.names[0])
-    pair = _pair(parts, low)
+    pair = _pair(one, parts, low)
     ranks[module] = len(pair[0])
     for letter, array in zip('AB', pair, strict=True):
       name = f'base_model.model.{module}.lora_{letter}.weight'
@@ -397,16 +395,19 @@ def _targets(
   """What `peft` is to adapt.
 
   A short name such as 'q_proj' means every module with this name. In a model
-  with experts these would be among them, and in one that sees images those of
-  its vision tower, so there each module is named in full.
+  with experts these would be among them, in one that sees images those of its
+  vision tower, and layers with a state have a module of the same name as those
+  with attention; so there each module is named in full.
   """
-  if config.experts is not None or row.modules:
+  if config.experts is not None or config.has_states or row.modules:
     return sorted(modules)
   return sorted({name.rpartition('.')[2] for name in modules})
 
 
 def _pair(
-  parts: list[tuple[tensors_lib.Parameter, int]], low: Mapping[Any, Any]
+  written: tensors_lib.Written,
+  parts: list[tuple[tensors_lib.Parameter, int]],
+  low: Mapping[Any, Any],
 ) -> tuple[np.ndarray, np.ndarray]:
   """A [r,in] and B [out,r] of one module.
 
@@ -415,11 +416,13 @@ def _pair(
   sum of theirs, and the product is the same.
 
   Args:
-    parts: What the module holds: a parameter, and which of its layers.
+    written: The weight of the module.
+    parts: What it holds: a parameter, and which of its layers.
     low: A and B of all layers, by the path of the weight.
   """
-  down, up, above, left = [], [], 0, 0
+  down, up = [], []
   for one, layer in parts:
+    a, b = None, np.zeros((one.name_shape[0], 0), np.float32)
     if one.path in low:
       a, b = (
         jnp.asarray(_gathered(x if one.layers is None else x[layer]))
@@ -428,13 +431,14 @@ def _pair(
       inward = dataclasses.replace(one.layout, interleaved=0.0)
       outward = dataclasses.replace(one.layout, first=1)
       down.append(np.asarray(inward.encode(a, a.dtype)))
-      up.append((above, left, np.asarray(outward.encode(b, b.dtype))))
-      left += a.shape[-1]
-    above += one.name_shape[0]
-  whole = np.zeros((above, left), down[0].dtype)
-  for row, column, b in up:
-    whole[row : row + b.shape[0], column : column + b.shape[1]] = b
-  return np.concatenate(down), whole
+      b = np.asarray(outward.encode(b, b.dtype))
+    up.append(b)
+  ends = np.cumsum([b.shape[1] for b in up])
+  wide = [
+    np.pad(b, ((0, 0), (end - b.shape[1], ends[-1] - end)))
+    for b, end in zip(up, ends, strict=True)
+  ]
+  return np.concatenate(down), written.joined(wide)
 
 
 def _gathered(x: Any) -> Any:

@@ -42,6 +42,35 @@ _GEMMA4 = dict(
   hidden_size_per_layer_input=4,
   vocab_size_per_layer_input=20,
 )
+_DELTA = dict(
+  _SMALL,
+  layer_types=['linear_attention', 'full_attention'],
+  linear_num_key_heads=1,
+  linear_num_value_heads=2,
+  linear_key_head_dim=4,
+  linear_value_head_dim=6,
+  rope_parameters=dict(
+    rope_type='default',
+    rope_theta=500.0,
+    partial_rotary_factor=0.5,
+    mrope_section=[1, 1, 0],
+  ),
+)
+_EXPERTS = dict(
+  num_experts=3,
+  num_experts_per_tok=2,
+  moe_intermediate_size=8,
+  shared_expert_intermediate_size=10,
+)
+_QWEN_VISION = dict(
+  depth=1,
+  hidden_size=8,
+  intermediate_size=8,
+  num_heads=1,
+  out_hidden_size=12,
+  patch_size=2,
+  num_position_embeddings=4,
+)
 _VISION = dict(
   hidden_size=8,
   intermediate_size=8,
@@ -82,16 +111,7 @@ CASES: dict[str, dict[str, Any]] = {
         rope_type='default', rope_theta=500.0, mrope_section=[2, 1, 1]
       ),
     ),
-    vision_config=dict(
-      depth=1,
-      hidden_size=8,
-      intermediate_size=8,
-      num_heads=1,
-      out_hidden_size=12,
-      patch_size=2,
-      num_position_embeddings=4,
-      deepstack_visual_indexes=[0],
-    ),
+    vision_config=dict(_QWEN_VISION, deepstack_visual_indexes=[0]),
   ),
   'SmolLM3ForCausalLM': dict(_SMALL, model_type='smollm3', num_hidden_layers=4),
   'Olmo3ForCausalLM': dict(
@@ -139,6 +159,38 @@ CASES: dict[str, dict[str, Any]] = {
     intermediate_size=16,
     num_local_experts=3,
     num_experts_per_tok=2,
+  ),
+  'Lfm2ForCausalLM': dict(
+    _SMALL,
+    model_type='lfm2',
+    layer_types=['conv', 'full_attention'],
+    block_auto_adjust_ff_dim=False,
+  ),
+  'Qwen3_5ForCausalLM': dict(_DELTA, model_type='qwen3_5_text'),
+  'Qwen3_5ForConditionalGeneration': dict(
+    model_type='qwen3_5',
+    text_config=dict(_DELTA, model_type='qwen3_5_text'),
+    vision_config=_QWEN_VISION,
+  ),
+  'Lfm2MoeForCausalLM': dict(
+    _SMALL,
+    model_type='lfm2_moe',
+    layer_types=['conv', 'full_attention'],
+    num_dense_layers=1,
+    num_experts=3,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+  ),
+  'Qwen3_5MoeForCausalLM': dict(
+    _DELTA, **_EXPERTS, model_type='qwen3_5_moe_text'
+  ),
+  'Qwen3_5MoeForConditionalGeneration': dict(
+    model_type='qwen3_5_moe',
+    text_config=dict(_DELTA, **_EXPERTS, model_type='qwen3_5_moe_text'),
+    vision_config=_QWEN_VISION,
+  ),
+  'Qwen3NextForCausalLM': dict(
+    _DELTA, **_EXPERTS, model_type='qwen3_next', mlp_only_layers=[1]
   ),
   # One with experts beside its MLPs, and one with inputs of layers.
   'Gemma4ForCausalLM': dict(
@@ -208,10 +260,9 @@ def loader(config: Any) -> Any:
   """What loads a model with this config: some see images too."""
   import transformers
 
-  plain = transformers.AutoModelForCausalLM
-  if type(config) in plain._model_mapping:
-    return plain
-  return transformers.AutoModelForImageTextToText
+  if hasattr(config, 'vision_config'):
+    return transformers.AutoModelForImageTextToText
+  return transformers.AutoModelForCausalLM
 
 
 def names(architecture: str, folder: pathlib.Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ loads what was written with transformers and peft; it needs both, and torch:
 """
 
 import dataclasses
+import itertools
 import json
 import re
 import warnings
@@ -28,12 +29,15 @@ from tests.models.weights import golden
 NAMES = json.loads(class_names.FILE.read_text())
 # The others are compared with golden folders in `save_test.py`.
 IN_THE_SUITE = 'Qwen3MoeForCausalLM', 'Gemma3ForConditionalGeneration'
+# What holds the matrices by which a layer sees other tokens.
+MIXERS = {'self_attn', 'conv', 'linear_attn'}
 BEFORE, ENDS = 'base_model.model.', ('.lora_A.weight', '.lora_B.weight')
 
 
 def low_rank(config):
   """Adapters of all that peft adapts: in a model with experts not the MLPs."""
-  targets = ('attention/*',) if config.experts else ('*',)
+  mixers = {f'{kind.mixer}/*' for kind in config.pattern}
+  targets = tuple(sorted(mixers)) if config.experts else ('*',)
   return dataclasses.replace(config, lora=models.LowRank(2, 4.0, targets))
 
 
@@ -82,7 +86,7 @@ def of_language(modules, attention_alone):
 
   Args:
     modules: Shapes by name.
-    attention_alone: Whether MLPs have none.
+    attention_alone: Whether MLPs have none, and only mixers have.
   """
   return {
     name: shape
@@ -90,8 +94,14 @@ def of_language(modules, attention_alone):
     if '.layers.' in name
     and 'vision_tower' not in name
     and 'per_layer' not in name
-    and (attention_alone <= ('self_attn' in name))
+    and (attention_alone <= bool(MIXERS & {*name.split('.')}))
   }
+
+
+def told_of(told, pattern, module, usual):
+  """What an adapter's file says of a module: by its name, or by its end."""
+  short = module.rpartition('.')[2]
+  return told[pattern].get(module, told[pattern].get(short, usual))
 
 
 @pytest.mark.parametrize('architecture', NAMES)
@@ -110,7 +120,7 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
   told = json.loads((tmp_path / 'adapter_config.json').read_text())
   for name, (out, into) in wanted.items():
     a, b = (found[BEFORE + name + end] for end in ENDS)
-    rank = told['rank_pattern'].get(name.rpartition('.')[2], 2)
+    rank = told_of(told, 'rank_pattern', name, told['r'])
     assert (a.shape, b.shape) == ((rank, into), (out, rank))
   # As peft finds what to adapt: by the whole name, or by its end.
   met = {
@@ -122,9 +132,22 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
   assert met == wanted.keys()
 
 
-@pytest.mark.parametrize('targets', [('*',), ('attention/key', 'mlp/up')])
+SOME = ('attention/key', 'mlp/up')
+
+
 @pytest.mark.parametrize(
-  'architecture', ['LlamaForCausalLM', 'Phi3ForCausalLM', 'Glm4ForCausalLM']
+  'architecture, targets',
+  [
+    *itertools.product(
+      ['LlamaForCausalLM', 'Phi3ForCausalLM', 'Glm4ForCausalLM'], [('*',), SOME]
+    ),
+    ('Lfm2ForCausalLM', ('*',)),
+    ('Lfm2ForCausalLM', ('attention/output', 'convolution/behind')),
+    ('Qwen3_5ForCausalLM', ('*',)),
+    ('Qwen3_5ForCausalLM', ('attention/head_gate', 'delta/value')),
+    ('Qwen3NextForCausalLM', ('attention/*', 'delta/*')),
+    ('Qwen3NextForCausalLM', ('attention/head_gate', 'delta/value')),
+  ],
 )
 def test_a_product_is_what_an_adapter_adds_to_the_stored_weight(
   architecture, targets, tmp_path
@@ -156,9 +179,8 @@ def test_a_product_is_what_an_adapter_adds_to_the_stored_weight(
     if pair[0] is None:
       np.testing.assert_array_equal(after, base[name])
       continue
-    end = module.rpartition('.')[2]
-    scale = told['alpha_pattern'].get(end, told['lora_alpha'])
-    scale /= told['rank_pattern'].get(end, told['r'])
+    scale = told_of(told, 'alpha_pattern', module, told['lora_alpha'])
+    scale /= told_of(told, 'rank_pattern', module, told['r'])
     expected = base[name] + scale * pair[1] @ pair[0]
     np.testing.assert_allclose(after, expected, atol=1e-4)
     met += 1

@@ -30,6 +30,17 @@ GEMMA4_MOE = {
   'architectures': ['Gemma4ForCausalLM'],
   **real_models.MODELS['Gemma-4-26B-A4B']['text_config'],
 }
+LFM2 = real_models.MODELS['LFM2-1.2B']
+LFM2_MOE = dict(
+  LFM2,
+  architectures=['Lfm2MoeForCausalLM'],
+  intermediate_size=7168,
+  layer_types=['conv', 'conv', 'full_attention', 'conv'] * 4,
+)
+QWEN3_5 = dict(
+  real_models.MODELS['Qwen3.5-9B']['text_config'],
+  architectures=['Qwen3_5ForCausalLM'],
+)
 
 
 def read(fields, **changes):
@@ -356,6 +367,34 @@ def test_how_it_is_computed_is_ours():
       ),
       'partial_rotary_factor=0.25',
     ),
+    (LFM2, dict(conv_bias=True), 'conv_bias=True'),
+    (LFM2_MOE, dict(use_expert_bias=False), 'use_expert_bias=False'),
+    (LFM2_MOE, dict(num_dense_layers=-1), 'num_dense_layers=-1'),
+    (LFM2, dict(conv_L_cache=1), 'conv_L_cache=1, but a whole number from 2'),
+    (LFM2, dict(full_attn_idxs=[16]), 'full_attn_idxs with 16'),
+    (LFM2, dict(full_attn_idxs=2), 'full_attn_idxs=2, but a list of numbers'),
+    (LFM2, dict(full_attn_idxs=[]), 'all layers are of convolution'),
+    (LFM2, dict(layer_types=['sliding_attention'] * 16), 'and conv for each'),
+    (LFM2, dict(block_multiple_of=0), 'block_multiple_of=0'),
+    (LFM2, dict(block_ffn_dim_multiplier=None), 'multiplier=None'),
+    (QWEN3_5, dict(attention_bias=True), 'attention_bias=True'),
+    (QWEN3_5, dict(attn_output_gate=False), 'attn_output_gate=False'),
+    (QWEN3_5, dict(hidden_act='gelu_new'), "hidden_act='gelu_new'"),
+    (QWEN3_5, dict(full_attention_interval=0), 'full_attention_interval=0'),
+    (QWEN3_5, dict(full_attention_interval=64), 'all layers are of delta'),
+    (QWEN3_5, dict(linear_conv_kernel_dim=1), 'linear_conv_kernel_dim=1'),
+    (QWEN3_5, dict(linear_num_value_heads=24), 'key_heads=16 does not divide'),
+    (QWEN3_5, dict(linear_num_value_heads=0), 'linear_num_value_heads=0'),
+    (QWEN3_5, dict(linear_num_key_heads=None), 'linear_num_key_heads=None'),
+    (QWEN3_5, dict(linear_key_head_dim=1.5), 'linear_key_head_dim=1.5'),
+    (QWEN3_5, dict(linear_value_head_dim='8'), "linear_value_head_dim='8'"),
+    (QWEN3_5, dict(layer_types=['conv'] * 32), 'and linear_attention for each'),
+    (
+      QWEN3_5,
+      dict(rope_parameters=dict(rope_type='yarn', factor=4.0)),
+      'YaRN scales whole queries',
+    ),
+    (LFM2, dict(block_auto_adjust_ff_dim=None), 'adjust_ff_dim=None'),
     (
       real_models.MODELS['Granite-3.3-8B'],
       dict(logits_scaling=0),
@@ -393,6 +432,83 @@ def test_which_layers_rotate_and_how_much_of_a_head():
   assert shares(PHI4, rope_parameters=newer, rope_scaling=None) == [0.75] * 4
   assert shares(GLM4) == [0.5] * 4
   assert read(GLM4).qkv_bias and not read(GLM4, attention_bias=False).qkv_bias
+
+
+def test_layers_with_a_state_and_the_width_of_the_mlp_of_lfm2():
+  config = read(LFM2)
+  conv = models.LayerKind(mixer='convolution')
+  attention = models.LayerKind()
+  assert [i for i in range(16) if config.kinds[i] == attention] == (
+    LFM2['full_attn_idxs']
+  )
+  assert {*config.kinds} == {conv, attention}
+  assert (config.taps, config.mlp_width, config.qk_norm) == (3, 8192, True)
+  listed = [
+    'full_attention' if k == attention else 'conv' for k in config.kinds
+  ]
+  assert read({**LFM2, 'full_attn_idxs': None}, layer_types=listed) == config
+  # With none of either, all layers have attention.
+  plain = read(LFM2, full_attn_idxs=None)
+  assert plain.kinds == (attention,) * 16 and plain.taps == 0
+  width = lambda **changes: read(LFM2, **changes).mlp_width
+  assert width(block_ff_dim=6656) == 4608
+  assert width(block_ffn_dim_multiplier=1.1) == 9216
+  assert width(block_multiple_of=5) == 8195
+  assert width(block_auto_adjust_ff_dim=False) == 12288
+  newer = {k: x for k, x in LFM2.items() if k not in ('block_ff_dim',)}
+  assert read(newer, intermediate_size=12288) == config
+  newer = {k: x for k, x in LFM2.items() if k != 'tie_embedding'}
+  assert read(newer) == config
+  assert not read(newer, tie_word_embeddings=False).tied_embeddings
+
+
+def test_experts_beside_layers_with_a_state():
+  config = read(LFM2_MOE)
+  assert config.experts == models.Experts(
+    32, 4, 1792, scores='sigmoid', corrected=True
+  )
+  assert [kind.experts for kind in config.kinds] == [False] * 2 + [True] * 14
+  sparse = read(LFM2_MOE, num_dense_layers=0)
+  assert all(kind.experts for kind in sparse.kinds)
+  assert config.mlp_width == 7168 and config.tied_embeddings
+  shared = dict(shared_width=512, shared_gate=True)
+  inner = real_models.MODELS['Qwen3.5-35B-A3B']
+  assert read(inner).experts == models.Experts(256, 8, 512, **shared)
+  after = real_models.MODELS['Qwen3-Next-80B-A3B']
+  assert read(after).experts == models.Experts(512, 10, 512, **shared)
+  assert not read(after, norm_topk_prob=False).experts.normalized
+  # Which the one reads, and the other does not.
+  some = [kind.experts for kind in read(after, mlp_only_layers=[2]).kinds]
+  assert some == [True] * 2 + [False] + [True] * 45
+  alone = dict(inner['text_config'], architectures=['Qwen3_5MoeForCausalLM'])
+  ignored = read(alone, mlp_only_layers=[2], norm_topk_prob=False)
+  assert ignored == read(alone) == read(inner)
+  assert {kind.rotated for kind in read(after).pattern} == {1.0, 0.25}
+
+
+def test_layers_with_the_gated_delta_rule_of_qwen():
+  config = read(QWEN3_5)
+  delta = models.LayerKind(mixer='delta')
+  attention = models.LayerKind(rotated=0.25)
+  assert config.kinds == (delta, delta, delta, attention) * 8
+  assert config.delta == models.DeltaHeads(16, 32, 128, 128)
+  assert (config.taps, config.head_dim, config.rope_base) == (4, 256, 1e7)
+  assert config.head_gates and config.qk_norm and not config.tied_embeddings
+  few = read(QWEN3_5, full_attention_interval=2, num_hidden_layers=3)
+  assert few.kinds == (delta, attention, delta)
+  listed = ['full_attention', 'linear_attention', 'linear_attention']
+  one = read(QWEN3_5, layer_types=listed, num_hidden_layers=3)
+  assert one.kinds == (attention, delta, delta)
+  # A quarter of each head is rotated where nothing is said.
+  plain = dict(rope_type='default', rope_theta=5e5)
+  assert read(QWEN3_5, rope_parameters=plain).pattern[3].rotated == 0.25
+  half = dict(plain, partial_rotary_factor=0.5)
+  assert read(QWEN3_5, rope_parameters=half).pattern[3].rotated == 0.5
+  more = ('linear_num_value_heads', 64), ('linear_value_head_dim', 64)
+  for name, value in (*more, ('linear_key_head_dim', 32)):
+    assert value in dataclasses.astuple(read(QWEN3_5, **{name: value}).delta)
+  outside = real_models.MODELS['Qwen3.5-9B']
+  assert read(outside) == config
 
 
 def test_layers_with_windows_of_olmo_have_no_scaling():

@@ -55,8 +55,16 @@ KINDS = {
       models.LayerKind(),
     ),
   ),
+  'lfm2': dataclasses.replace(
+    CONFIG,
+    num_layers=3,
+    tied_embeddings=True,
+    qk_norm=True,
+    taps=3,
+    pattern=(models.LayerKind(mixer='convolution'), models.LayerKind()),
+  ),
 }
-IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3', 'gemma3'
+IN_THE_SUITE = 'llama_tied', 'qwen2', 'qwen3', 'gemma3', 'lfm2'
 NAMES = {
   'embed_tokens': 'token_embd',
   'norm': 'output_norm',
@@ -72,6 +80,21 @@ NAMES = {
   'gate_proj': 'ffn_gate',
   'up_proj': 'ffn_up',
   'down_proj': 'ffn_down',
+}
+LFM2 = {
+  **NAMES,
+  'embedding_norm': 'token_embd_norm',
+  'operator_norm': 'attn_norm',
+  'ffn_norm': 'ffn_norm',
+  'q_layernorm': 'attn_q_norm',
+  'k_layernorm': 'attn_k_norm',
+  'self_attn.out_proj': 'attn_output',
+  'conv.conv': 'shortconv.conv',
+  'conv.in_proj': 'shortconv.in_proj',
+  'conv.out_proj': 'shortconv.out_proj',
+  'w1': 'ffn_gate',
+  'w3': 'ffn_up',
+  'w2': 'ffn_down',
 }
 GEMMA = {
   **NAMES,
@@ -92,8 +115,7 @@ def write(
 ):
   """A GGUF file of the tensors of a Hugging Face folder.
 
-  Matrices with "mlp" or "embed" in their names are quantized; the others, and
-  vectors, are float32.
+  Some matrices are quantized; the others, and vectors, are float32.
   """
   writer = gguf.GGUFWriter(path, architecture)
   writer.add_block_count(config.num_layers)
@@ -101,7 +123,16 @@ def write(
   writer.add_embedding_length(config.width)
   writer.add_feed_forward_length(config.mlp_width)
   writer.add_head_count(config.num_heads)
-  writer.add_head_count_kv(config.num_kv_heads)
+  if architecture == 'lfm2':
+    writer.add_shortconv_l_cache(config.taps)
+    writer.add_head_count_kv(
+      [
+        config.num_kv_heads * (kind.mixer == 'attention')
+        for kind in config.kinds
+      ]
+    )
+  else:
+    writer.add_head_count_kv(config.num_kv_heads)
   writer.add_key_length(config.head_dim)
   writer.add_value_length(config.head_dim)
   writer.add_rope_dimension_count(config.head_dim)
@@ -120,7 +151,7 @@ def write(
     writer.add_sliding_window(window)
   if change:
     change(writer)
-  names = GEMMA if architecture == 'gemma3' else NAMES
+  names = dict(gemma3=GEMMA, lfm2=LFM2).get(architecture, NAMES)
   for name, weight in tensors.items():
     *before, part, kind = name.split('.')
     layer = f'blk.{before[2]}.' if 'layers' in before else ''
@@ -129,9 +160,12 @@ def write(
       weight = permuted(weight, heads)
     if architecture == 'gemma3' and 'norm' in part:
       weight = weight + 1  # what a norm multiplies by
-    as_ = Q8 if 'mlp' in name or 'embed' in name else F32
+    if weight.ndim > 2:
+      weight = weight[:, 0]
+    as_ = Q8 if is_quantized(name) else F32
+    theirs = names.get('.'.join((*before[-1:], part))) or names[part]
     writer.add_tensor(
-      f'{layer}{names[part]}.{kind}', gguf.quantize(weight, as_), raw_dtype=as_
+      f'{layer}{theirs}.{kind}', gguf.quantize(weight, as_), raw_dtype=as_
     )
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
@@ -140,9 +174,14 @@ def write(
   return path
 
 
+def is_quantized(name):
+  """Of which matrices `write` does so."""
+  return any(part in name for part in ('mlp', 'embed_tokens', 'conv.in_proj'))
+
+
 def rounded(name, weight):
   """What Q8_0 leaves of a weight."""
-  if 'mlp' not in name and 'embed' not in name:
+  if not is_quantized(name):
     return weight
   return gguf.dequantize(gguf.quantize(weight, Q8), Q8)
 
@@ -311,6 +350,24 @@ def test_what_gemma_3_may_not_say(folder_and_file, change, said):
   _, file = folder_and_file('gemma3', change=change)
   with pytest.raises(ValueError, match=said):
     weights.source(file)
+
+
+@pytest.mark.parametrize(
+  'key, value, said',
+  [
+    ('shortconv.l_cache', None, 'lacks lfm2.shortconv.l_cache'),
+    ('shortconv.l_cache', 1, 'l_cache=1, but a whole number from 2'),
+    ('attention.head_count_kv', None, 'lacks lfm2.attention.head_count_kv'),
+    ('attention.head_count_kv', 2, 'head_count_kv=2, but a list of whole'),
+    ('attention.head_count_kv', [0, -2, 0], 'but a list of whole numbers'),
+  ],
+)
+def test_what_lfm2_may_not_say(folder_and_file, key, value, said):
+  _, file = folder_and_file('lfm2')
+  source = gguf_lib.Gguf(file)
+  source.metadata[f'lfm2.{key}'] = value
+  with pytest.raises(ValueError, match=said):
+    gguf_lib.described(source)
 
 
 META = {

@@ -59,6 +59,11 @@ def load(folder, **options):
     pytest.param('olmo3', marks=pytest.mark.long),
     pytest.param('phi3', marks=pytest.mark.long),
     pytest.param('glm4', marks=pytest.mark.long),
+    'lfm2',
+    pytest.param('qwen3_5', marks=pytest.mark.long),
+    pytest.param('qwen3_5_moe', marks=pytest.mark.long),
+    'qwen3_next',
+    pytest.param('lfm2_moe', marks=pytest.mark.long),
   ],
 )
 def test_on_a_mesh_the_arrays_are_the_same(name):
@@ -89,6 +94,7 @@ class Recorded:
     ('llama', dict(fsdp=4, tensor=2)),
     ('llama', dict(data=4, tensor=2)),
     ('phi3', dict(fsdp=4, tensor=2)),  # some tensors hold several
+    ('lfm2', dict(fsdp=4, tensor=2)),
   ],
 )
 def test_each_device_reads_its_part_and_no_part_is_read_twice(name, axes):
@@ -170,6 +176,18 @@ def test_bfloat16_is_for_what_is_stored_so_or_on_request():
   np.testing.assert_array_equal(halved['embedding'], rounded)
   # Of 1 + w nothing is rounded.
   golden.assert_same_trees(halved['final_norm'], one.params['final_norm'])
+
+
+@pytest.mark.parametrize('name', ['lfm2_moe', 'qwen3_5'])
+def test_of_layers_with_a_state_matrices_alone_are_rounded(name):
+  """Those that decay: not taps, and not how fast a state is forgotten."""
+  one = golden.golden(name)
+  loaded = weights.load(
+    one.source, one.model.config, dtype='bfloat16', rounded=True
+  )
+  for path, leaf in jax.tree_util.tree_leaves_with_path(loaded):
+    decays = one.model.decays(sharding.path_names(path))
+    assert leaf.dtype == (jnp.bfloat16 if decays else jnp.float32), path
 
 
 def test_a_text_model_is_found_inside_a_model_with_images(tmp_path):
@@ -334,6 +352,57 @@ def test_layers_behind_the_last_are_left_out(folder):
   described['num_nextn_predict_layers'] = 1
   (source / 'config.json').write_text(json.dumps(described))
   golden.assert_same_trees(load(source), golden.golden('glm4_moe').params)
+
+
+def pack(tensors):
+  """Experts as an axis of one tensor, as the files of Qwen 3.5 have them."""
+  for layer in range(3):
+    start = f'model.layers.{layer}.mlp.experts.'
+    gate, up, down = (
+      np.stack([tensors.pop(f'{start}{i}.{one}_proj.weight') for i in range(5)])
+      for one in ('gate', 'up', 'down')
+    )
+    tensors[f'{start}gate_up_proj'] = np.concatenate([gate, up], axis=1)
+    tensors[f'{start}down_proj'] = down
+
+
+@pytest.mark.parametrize('axes', [{}, dict(fsdp=2, tensor=2)])
+def test_experts_of_one_tensor_are_those_of_many(folder, axes):
+  one, source = golden.golden('qwen3_5_moe'), folder('qwen3_5_moe')
+  change(source, pack)
+  where = place(one.model, **axes) if axes else None
+  golden.assert_same_trees(load(source, place=where), one.params)
+
+
+def test_experts_of_one_tensor_have_the_rows_of_both(folder):
+  source = folder('qwen3_5_moe')
+  name = 'model.layers.1.mlp.experts.gate_up_proj'
+
+  def cut(tensors):
+    pack(tensors)
+    tensors[name] = tensors[name][:, 1:].copy()
+
+  change(source, cut)
+  assert f'{name} in ' in refusal(source)
+  assert '15 rows, but its parts have 8 + 8 by' in refusal(source)
+
+
+def test_what_draws_several_tokens_at_once_in_qwen_is_left_out(folder):
+  source = folder('qwen3_5')
+  name = 'mtp.layers.0.self_attn.q_proj.weight'
+  change(source, lambda x: x.update({name: np.ones((2, 2), np.float32)}))
+  golden.assert_same_trees(load(source), golden.golden('qwen3_5').params)
+
+
+def test_heads_that_take_turns_have_the_rows_of_all(folder):
+  source = folder('qwen3_5')
+  name = 'model.language_model.layers.1.self_attn.q_proj.weight'
+
+  def cut(tensors):
+    tensors[name] = tensors[name][:-1].copy()
+
+  change(source, cut)
+  assert '63 rows, but its parts have 8 + 8, 4 times, by' in refusal(source)
 
 
 def test_a_tensor_of_several_has_the_rows_of_all(folder):

@@ -45,6 +45,33 @@ GEMMA = dict(
   query_pre_attn_scalar=20,
   head_dim=10,
 )
+# Smaller still: layers with a state have many matrices.
+STATES = dict(SMALL, vocab_size=40, hidden_size=16, intermediate_size=20)
+DELTA = dict(
+  STATES,
+  num_hidden_layers=4,
+  layer_types=['linear_attention', 'full_attention'] + ['linear_attention'] * 2,
+  linear_num_key_heads=2,
+  linear_num_value_heads=4,
+  linear_key_head_dim=8,
+  linear_value_head_dim=4,
+  # Outputs of the first tokens may be near 0, and are then all rounding.
+  rms_norm_eps=0.01,
+)
+EXPERTS = dict(
+  num_experts=5,
+  num_experts_per_tok=2,
+  moe_intermediate_size=8,
+  shared_expert_intermediate_size=8,
+)
+VISION = dict(
+  depth=1,
+  hidden_size=8,
+  intermediate_size=8,
+  num_heads=1,
+  patch_size=2,
+  num_position_embeddings=4,
+)
 
 GEMMA4 = dict(
   SMALL,
@@ -205,6 +232,52 @@ CASES = {
       truncate=False,
     ),
   ),
+  'lfm2': transformers.Lfm2Config(
+    **STATES | dict(num_hidden_layers=5, head_dim=6),
+    conv_L_cache=4,
+    layer_types=['conv', 'conv', 'full_attention', 'conv', 'conv'],
+    block_multiple_of=4,
+    rope_parameters=dict(rope_type='default', rope_theta=100.0),
+  ),
+  'qwen3_5': transformers.Qwen3_5Config(
+    text_config=dict(
+      DELTA,
+      rope_parameters=dict(
+        rope_type='default',
+        rope_theta=100.0,
+        partial_rotary_factor=0.5,
+        mrope_section=[1, 1, 0],
+      ),
+    ),
+    vision_config=dict(VISION, out_hidden_size=16),
+    tie_word_embeddings=True,
+  ),
+  'lfm2_moe': transformers.Lfm2MoeConfig(
+    **STATES | dict(head_dim=6),
+    conv_L_cache=3,
+    layer_types=['conv', 'full_attention', 'conv'],
+    rope_parameters=dict(rope_type='default', rope_theta=100.0),
+    num_dense_layers=1,
+    num_experts=5,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    routed_scaling_factor=1.5,
+  ),
+  'qwen3_5_moe': transformers.Qwen3_5MoeTextConfig(
+    **DELTA | dict(num_hidden_layers=3, layer_types=DELTA['layer_types'][:3]),
+    **EXPERTS,
+    rope_parameters=dict(
+      rope_type='default', rope_theta=100.0, partial_rotary_factor=0.5
+    ),
+  ),
+  'qwen3_next': transformers.Qwen3NextConfig(
+    **DELTA | dict(num_hidden_layers=3, layer_types=DELTA['layer_types'][:3]),
+    **EXPERTS,
+    mlp_only_layers=[1],
+    rope_parameters=dict(
+      rope_type='default', rope_theta=100.0, partial_rotary_factor=0.25
+    ),
+  ),
   # Two stacks of layers, each with a last repetition that is cut short.
   'gemma4': transformers.Gemma4TextConfig(
     **GEMMA4 | dict(num_hidden_layers=8, intermediate_size=16),
@@ -240,17 +313,12 @@ CASES = {
       ),
     ),
     vision_config=dict(
-      depth=1,
-      hidden_size=8,
-      intermediate_size=8,
-      num_heads=1,
-      out_hidden_size=24,
-      patch_size=2,
-      num_position_embeddings=4,
-      deepstack_visual_indexes=[0],
+      VISION, out_hidden_size=24, deepstack_visual_indexes=[0]
     ),
   ),
 }
+# Of the choice of experts: they are buffers.
+CORRECTIONS = 'e_score_correction_bias', 'expert_bias'
 # Stored as bfloat16, in several files.
 HALVED = ('llama', 'qwen3_moe')
 
@@ -267,7 +335,7 @@ def randomize(model: torch.nn.Module) -> None:
     else:
       torch.nn.init.normal_(weight, std=1.5 * weight.shape[-1] ** -0.5)
   for name, buffer in model.named_buffers():
-    if name.endswith('e_score_correction_bias'):
+    if name.endswith(CORRECTIONS):
       torch.nn.init.normal_(buffer, std=0.2)
     if name.endswith('layer_scalar'):
       buffer += torch.randint(-4, 5, (1,)) / 16
@@ -278,7 +346,7 @@ def round_weights(model: torch.nn.Module) -> None:
 
   All are small multiples of a power of two, and exact in bfloat16 too.
   """
-  buffers = {k: x for k, x in model.named_buffers() if 'correction' in k}
+  buffers = {k: x for k, x in model.named_buffers() if k.endswith(CORRECTIONS)}
   for weight in [*model.parameters(), *buffers.values()]:
     if weight.numel() > 1 and weight.std() > 0:
       step = 2.0 ** torch.round(torch.log2(weight.std() / 2))

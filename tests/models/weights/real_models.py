@@ -279,6 +279,11 @@ COUNTS = {
   'Qwen3-VL-4B': 4_022_468_096,
   'GLM-4.5-Air': 106_852_251_264,
   'gpt-oss-20b': 20_914_757_184,
+  'LFM2-1.2B': 1_170_340_608,
+  'Qwen3.5-0.8B': 752_393_024,
+  'Qwen3.5-9B': 8_953_803_264,
+  'Qwen3.5-35B-A3B': 34_660_610_688,
+  'Qwen3-Next-80B-A3B': 79_674_391_296,
   # And a factor of the stream for each layer, which is no parameter there.
   'Gemma-4-E2B': 4_628_569_344 + 35,
   'Gemma-4-E4B': 7_463_013_376 + 42,
