@@ -467,7 +467,8 @@ class Arithmetic:
       number = rows * min(columns, window)
       return place * (number + lanes * min(self.prompt_tokens, window))
 
-    return sum(map(of_layer, self.model.kinds)) / self.schedule.shards
+    own = [kind for kind in self.model.kinds if not kind.shares_kv]
+    return sum(map(of_layer, own)) / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
     """What the sampler holds when a program begins, bytes by part.

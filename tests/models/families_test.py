@@ -26,6 +26,8 @@ MORE = {
   'uneven': tiny.UNEVEN,
   'routed': tiny.ROUTED,
   'states': tiny.STATES,
+  'sharing': tiny.SHARING,
+  'beside': tiny.BESIDE,
 }
 EVERY = [*golden.NAMES, *MORE]
 

@@ -127,6 +127,22 @@ def test_layers_of_several_sizes_have_caches_of_theirs():
 
 
 @pytest.mark.quick
+def test_layers_that_share_keys_and_values_have_no_cache():
+  """By hand: twice 2 heads of 8 and 4 places, and one of 12 entries."""
+  model = dataclasses.replace(tiny.CONFIG, **tiny.SHARING)
+  made = types.SimpleNamespace(
+    model=model,
+    sampling_mesh=sharding.make_mesh(),
+    prompt_tokens=7,
+    schedule=types.SimpleNamespace(shards=1),
+    _compute=4,
+  )
+  found = arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+  local, whole = (24 * 4 + 6 * 4) * 2 * 8, (24 * 10 + 6 * 7) * 12
+  assert found == 2 * 4 * 2 * (local + whole)
+
+
+@pytest.mark.quick
 def test_rows_have_the_states_of_their_layers_and_prompts_none():
   model = dataclasses.replace(tiny.CONFIG, **tiny.STATES)
   made = types.SimpleNamespace(

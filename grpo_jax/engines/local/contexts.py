@@ -91,7 +91,8 @@ class Programs:
     Args:
       params: What `sampler_params` returned.
       cache: For each layer the keys and values of the rows of a pool, f[B,...]
-        with M places, see `attention.cache_axes`; or their states.
+        with M places, see `attention.cache_axes`; or their states. () of one
+        that shares keys and values.
       rows: i32[E], numbered on each data shard by itself.
       tokens: i32[E,Q].
       start: i32[E], the position of the first of them.

@@ -71,7 +71,8 @@ class Rows(NamedTuple):
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
       with N positions; see `attention.cache_axes`. A layer with a shorter
-      window has only as many as its window, and one with a state has nothing.
+      window has only as many as its window. One with a state, or one that
+      shares those of another, has nothing.
     cache: For each layer the keys and values of the rows' own tokens, f[B,...]
       with M positions, or as many as the window; or the rows' states, in which
       their prompts are too, see `states`.
@@ -243,7 +244,7 @@ class Sampler:
     columns = max(
       layer[0].shape[self._axes.positions[0]]
       for kind, layer in zip(self.model.config.kinds, rows.cache, strict=True)
-      if kind.mixer == 'attention'
+      if kind.mixer == 'attention' and layer
     )
     rows, drawn = draw_until(
       self.model, params, rows, read, alive, columns, limit, floor,
@@ -326,7 +327,7 @@ class Sampler:
       places = _places(kind, columns)
       return tuple(
         function(x, axis, places)
-        for x, axis in zip(layer, self._axes.positions, strict=True)
+        for x, axis in zip(layer, self._axes.positions, strict=bool(layer))
       )
 
     return list(map(one, self.model.config.kinds, cache))
