@@ -59,6 +59,10 @@ class Bigram:
   def shares_prompts(self, platform):
     return True
 
+  @property
+  def reads_branches(self):
+    return True
+
   def flops_per_token(self, context, with_head=True):
     return None
 

@@ -165,6 +165,29 @@ MISTRAL = """\
 {%- endfor %}
 """
 
+# A system prompt has a turn of its own; thoughts of earlier answers are left
+# out, and the last answer's are asked for by a variable.
+GEMMA4 = """\
+{{- bos_token -}}
+{%- if enable_thinking is defined and enable_thinking -%}
+    {{- '<|turn>system\\n<|think|>' -}}
+    {%- if messages[0].role == 'system' -%}
+        {{- messages[0].content | trim -}}
+    {%- endif -%}
+    {{- '<turn|>\\n' -}}
+{%- elif messages[0].role == 'system' -%}
+    {{- '<|turn>system\\n' + messages[0].content | trim + '<turn|>\\n' -}}
+{%- endif -%}
+{%- for message in messages if message.role != 'system' -%}
+    {%- set role = {'assistant': 'model'}.get(message.role, message.role) -%}
+    {%- set content = message.content.split('<channel|>')[-1] | trim -%}
+    {{- '<|turn>' + role + '\\n' + content + '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|turn>model\\n' -}}
+{%- endif -%}
+"""
+
 ALL = {
   'smollm2': SMOLLM2,
   'qwen2': QWEN2,
@@ -172,5 +195,6 @@ ALL = {
   'llama3': LLAMA3,
   'gemma2': GEMMA2,
   'gemma3': GEMMA3,
+  'gemma4': GEMMA4,
   'mistral': MISTRAL,
 }

@@ -55,6 +55,20 @@ UNEVEN = dict(
   residual_scale=0.6,
   logit_divisor=0.7,
 )
+# Layers with a state, and one without; the last repetition is cut short.
+STATES = dict(
+  norm_epsilon=0.01,  # outputs behind few tokens are small
+  num_layers=4,
+  taps=3,
+  qk_norm=True,
+  head_gates=True,
+  pattern=(
+    models.LayerKind(mixer='delta'),
+    models.LayerKind(mixer='convolution'),
+    models.LayerKind(rotated=0.5),
+  ),
+  delta=models.DeltaHeads(2, 4, 6, 10),
+)
 # One layer in two has experts, and so has the tail.
 EXPERTS = dataclasses.replace(
   CONFIG,
@@ -87,6 +101,42 @@ ROUTED = dict(
 )
 
 
+# What Gemma 4 has: layers that read keys and values of others, and inputs of
+# each layer.
+_LOCAL = models.LayerKind(window_tokens=4, rope_base=100.0)
+_WIDE = models.LayerKind(
+  rotated=0.5, proportional=True, head_dim=12, num_kv_heads=1
+)
+_SHARING = [
+  dataclasses.replace(kind, shares_kv=True, mlp_width=64)
+  for kind in (_LOCAL, _WIDE, _LOCAL)
+]
+SHARING = dict(
+  norm_epsilon=0.02,
+  num_layers=7,
+  qk_norm=True,
+  value_norm=True,
+  pattern=(_LOCAL, _WIDE, _LOCAL, _WIDE, *_SHARING),
+  activation='gelu_tanh',
+  embedding_scale=3.0,
+  post_norms=True,
+  layer_scales=True,
+  layer_inputs=4,
+  attention_scale=0.3,
+)
+# And in its larger models: experts beside the MLP, and no weights of values.
+BESIDE = dict(
+  SHARING,
+  num_layers=3,
+  layer_inputs=0,
+  pattern=(
+    dataclasses.replace(_LOCAL, experts=True),
+    dataclasses.replace(_WIDE, experts=True, keys_as_values=True),
+  ),
+  experts=models.Experts(number=8, per_token=2, width=20, beside_mlp=True),
+)
+
+
 @functools.cache
 def model(**changes) -> models.Transformer:
   """The tiny transformer."""
@@ -110,7 +160,7 @@ def _params(transformer, seed):
   def leaf(path, x):
     name = jax.tree_util.keystr(path[-1:], simple=True)
     noise = rng.standard_normal(x.shape, np.float32)
-    if name == 'scale':
+    if name.endswith('scale'):
       return 1 + noise / 10
     small = 'bias' in name or name in ('embedding', 'sinks')
     return noise * np.float32(0.1 if small else of_kernels)

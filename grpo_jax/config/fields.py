@@ -135,7 +135,8 @@ class Lora:
     ('*',),
     'Which weights get an adapter, as patterns: attention/query, '
     'attention/key, attention/value, attention/output, mlp/gate, mlp/up, '
-    'mlp/down. Experts get none.',
+    'mlp/down, and those of layers with a state, convolution/* and delta/*. '
+    'Experts get none.',
   )
   base_dtype: str = field(
     'float32',

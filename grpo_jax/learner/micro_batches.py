@@ -164,7 +164,8 @@ def _written(rollout: Rollout, chosen: np.ndarray, spec: LayoutSpec):
   """(prompts, ids, lengths) of some prompts, and the slots of trees."""
   length, slots = rollout.length[chosen], None
   if rollout.previous is not None:
-    slots_of = layout.whole_trees if spec.share else layout.slots_of_trees
+    whole = spec.share and spec.branches
+    slots_of = layout.whole_trees if whole else layout.slots_of_trees
     slots = slots_of(length, rollout.previous[chosen])
   if rollout.holder is not None:
     shape = rollout.batch.mask.shape

@@ -47,6 +47,7 @@ _QUICK = {'xla_backend_optimization_level': 1}
 RULES = {
   'vocab': 'tensor',
   'width': 'fsdp',
+  'inputs': 'fsdp',
   'heads': 'tensor',
   'kv_heads': 'tensor',
   'mlp': 'tensor',

@@ -14,6 +14,7 @@ Read in this order:
 """
 
 from grpo_jax.models.axes import MatrixAxes
+from grpo_jax.models.config import CHUNK_TOKENS
 from grpo_jax.models.config import DeltaHeads
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
@@ -37,6 +38,7 @@ from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
 
 __all__ = (
+  'CHUNK_TOKENS',
   'DeltaHeads',
   'Experts',
   'LayerKind',

@@ -29,6 +29,10 @@ _LAYER_AXES = {
   'gate': ('width', 'mlp'),
   'up': ('width', 'mlp'),
   'down': ('mlp', 'width'),
+  'input_gate': ('width', None),
+  'input_down': (None, 'width'),
+  'input_table': ('vocab', 'inputs'),
+  'input_projection': ('width', None),
   # Of layers with a state.
   'before': ('width', 'mlp'),
   'behind': ('width', 'mlp'),
@@ -45,6 +49,8 @@ _LAYER_AXES = {
 }
 _EXPERT_AXES = {
   'router': ('width', None),
+  'input_scale': (None,),
+  'output_scale': (None,),
   'gate': ('experts', 'width', 'mlp'),
   'up': ('experts', 'width', 'mlp'),
   'down': ('experts', 'mlp', 'width'),
@@ -54,6 +60,8 @@ _EXPERT_AXES = {
   'up_bias': ('experts', 'mlp'),
   'down_bias': ('experts', 'width'),
 }
+FROZEN = ('input_table',)
+"""What no update changes, with adapters or without."""
 QUANTIZED = 'codes', 'scales'
 """Parts of a weight, which have its axes; see `quantized`."""
 
@@ -109,13 +117,14 @@ def matrix(path: tuple[str, ...]) -> MatrixAxes:
   if is_vector(name) or not found:
     inputs = 0
   places = tuple(range(-number, 0))
-  hidden = name not in ('embedding', 'head')
+  hidden = name not in ('embedding', 'head', 'input_table')
   return MatrixAxes(places[:inputs], places[inputs:], hidden)
 
 
 def is_vector(name: str) -> bool:
   """Whether a parameter with axes sums over nothing, as a matrix does."""
-  return name.endswith(('_bias', 'taps')) or name in ('sinks', 'log_decay')
+  ends = '_bias', '_scale', 'taps'
+  return name.endswith(ends) or name in ('sinks', 'log_decay')
 
 
 def gather(

@@ -1,9 +1,11 @@
 """The shape of a decoder-only transformer as one frozen value, and its cost."""
 
+from collections.abc import Sequence
 import dataclasses
 import fnmatch
 import math
 from typing import ClassVar
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,9 @@ class Experts:
       every token passes; 0: there is none.
     shared_gate: Whether its output is multiplied by the sigmoid of a product of
       the token and a vector.
+    beside_mlp: Whether the layer keeps its MLP, as in Gemma 4: each of the two
+      reads the residual stream through a norm of its own, and has one behind
+      it. The router has a third one, and each expert a factor of its weights.
     biases: Whether the router and the three products of experts have biases.
   """
 
@@ -119,6 +124,7 @@ class Experts:
   scale: float = 1.0
   shared_width: int = 0
   shared_gate: bool = False
+  beside_mlp: bool = False
   biases: bool = False
 
   def __post_init__(self):
@@ -264,10 +270,17 @@ class LayerKind:
     experts: Whether the model's `experts` take the place of the MLP.
     rotated: Which share of a head is rotated, its first entries; 0: the layer
       does not see positions.
+    proportional: Whether pairs and frequencies are those of a head that is
+      rotated as a whole; the share `rotated` of the pairs, the fast ones, is.
     head_dim: Size of one head; None, here and below: that of the model.
     num_kv_heads: Number of key and value heads.
     mlp_width: Number of hidden units in the gated MLP.
     attention_scale: Factor of the product of query and key.
+    keys_as_values: Whether values have no weights of their own: they are what
+      becomes of keys before norm and rotation.
+    shares_kv: Whether the layer has neither keys nor values of its own, and
+      reads those of the last layer with the same window that has some. Such
+      layers come last.
     mixer: What the layer sees other tokens by: `'attention'`; or a state that
       does not grow, by a gated short `'convolution'` or the gated `'delta'`
       rule; see `layers`. All of these fields but `experts` and `mlp_width` are
@@ -279,10 +292,13 @@ class LayerKind:
   rope_scaled: bool = True
   experts: bool = False
   rotated: float = 1.0
+  proportional: bool = False
   head_dim: int | None = None
   num_kv_heads: int | None = None
   mlp_width: int | None = None
   attention_scale: float | None = None
+  keys_as_values: bool = False
+  shares_kv: bool = False
   mixer: str = 'attention'
 
   def __post_init__(self):
@@ -299,6 +315,59 @@ class LayerKind:
       f'a layer has window_tokens={self.window_tokens}; give 1 or more, or '
       'None for a layer without a window',
     )
+    _require(
+      not (self.keys_as_values and self.shares_kv),
+      'a layer has keys_as_values=True and shares_kv=True, but one that shares '
+      'has no keys; give one of the two',
+    )
+
+  @property
+  def kv_weights(self) -> int:
+    """How many of keys and values have weights."""
+    return 0 if self.shares_kv else 2 - self.keys_as_values
+
+
+class Stack(NamedTuple):
+  """Layers that repeat a pattern; their parameters are stacked.
+
+  Attributes:
+    first: The number of the first layer.
+    pattern: The kinds of its first layers.
+    number: How many layers there are.
+  """
+
+  first: int
+  pattern: tuple[LayerKind, ...]
+  number: int
+
+  @property
+  def repeats(self) -> int:
+    """How often the whole pattern repeats: the length of the stacked axis."""
+    return self.number // len(self.pattern)
+
+  @property
+  def tail(self) -> tuple[LayerKind, ...]:
+    """The kinds of the layers behind the last whole repetition."""
+    return self.pattern[: self.number % len(self.pattern)]
+
+
+def shortest_pattern(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+  """The shortest pattern whose repetitions begin with these kinds.
+
+  Args:
+    kinds: The kind of each layer.
+
+  Returns:
+    The first layers; the last repetition may be cut short.
+
+  >>> wide, local = LayerKind(), LayerKind(window_tokens=4)
+  >>> len(shortest_pattern([local, local, wide, local, local, wide, local]))
+  3
+  """
+  for length in range(1, len(kinds)):
+    if all(a == b for a, b in zip(kinds, kinds[length:])):
+      return tuple(kinds[:length])
+  return tuple(kinds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +387,7 @@ class ModelConfig:
     qk_norm: Whether each query and key head passes an RMSNorm before the
       rotation.
     qk_norm_joint: Whether that norm is one over all heads together.
+    value_norm: Whether each value head passes an RMSNorm without a scale.
     qkv_bias: Whether the projections to queries, keys and values have biases.
     output_bias: Whether that back from the heads has one.
     sinks: Whether each query head has a number that stands beside the scores in
@@ -355,6 +425,11 @@ class ModelConfig:
     post_norms: Whether the outputs of attention and MLP pass a norm of their
       own before they are added.
     residual_scale: Factor of these outputs as they are added.
+    layer_scales: Whether each layer ends with a factor of the residual stream,
+      a number that is stored, and not trained.
+    layer_inputs: Number of entries that each layer gets of a token beside the
+      residual stream, partly from a table that is not trained, as in Gemma 4;
+      0: none.
     attention_scale: Factor of the product of query and key; None:
       `head_dim ** -0.5`.
     attention_cap: Scores s of attention become `cap * tanh(s / cap)`; None: as
@@ -381,6 +456,7 @@ class ModelConfig:
   norm_epsilon: float = 1e-6
   qk_norm: bool = False
   qk_norm_joint: bool = False
+  value_norm: bool = False
   qkv_bias: bool = False
   output_bias: bool = False
   sinks: bool = False
@@ -398,6 +474,8 @@ class ModelConfig:
   pre_norms: bool = True
   post_norms: bool = False
   residual_scale: float = 1.0
+  layer_scales: bool = False
+  layer_inputs: int = 0
   attention_scale: float | None = None
   attention_cap: float | None = None
   logit_divisor: float = 1.0
@@ -432,8 +510,8 @@ class ModelConfig:
     )
     _require(
       self.taps > 1 if mixers - {'attention'} else not self.taps,
-      f'taps={self.taps} comes with layers of {", ".join(sorted(mixers))}; give '
-      '2 or more if there is another than attention, and else 0',
+      f'taps={self.taps} comes with layers of {", ".join(sorted(mixers))}; '
+      'give 2 or more if there is another than attention, and else 0',
     )
     _require(
       'attention' in mixers,
@@ -451,7 +529,8 @@ class ModelConfig:
       _require(
         any(fnmatch.fnmatchcase(name, target) for name in here),
         f'the LoRA target {target!r} matches no weight of the model that can '
-        f'have an adapter; give a pattern of some of {", ".join(here)}',
+        f'have an adapter, which experts cannot; give a pattern of some of '
+        f'{", ".join(here)}',
       )
     _require(
       self.attention != 'cudnn' or self.attention_cap is None,
@@ -469,6 +548,7 @@ class ModelConfig:
     )
     for kind in self.pattern:
       self._check_heads(kind)
+    self._check_sharing()
     _require(
       self.compute_dtype in ('float32', 'bfloat16'),
       f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
@@ -499,7 +579,7 @@ class ModelConfig:
   def _adaptable(self) -> list[str]:
     """The weights of `LowRank.NAMES` that the model has; experts are none."""
     parts = {kind.mixer for kind in self.pattern}
-    if not all(kind.experts for kind in self.pattern):
+    if any(map(self.has_mlp, self.pattern)):
       parts.add('mlp')
     gated = self.head_gates
     return [
@@ -531,17 +611,45 @@ class ModelConfig:
       'keys; give a layer that is rotated as a whole, or not at all',
     )
 
+  def _check_sharing(self) -> None:
+    kinds, own = self.kinds, {}
+    for number, kind in enumerate(kinds):
+      if kind.mixer != 'attention':
+        continue
+      heads = (
+        kind.num_kv_heads or self.num_kv_heads,
+        kind.head_dim or self.head_dim,
+      )
+      if not kind.shares_kv:
+        _require(
+          not any(before.shares_kv for before in kinds[:number]),
+          f'layer {number} has keys and values, and one before it shares those '
+          'of others; give layers with shares_kv=True behind all others',
+        )
+        own[kind.window_tokens] = heads
+      _require(
+        own.get(kind.window_tokens) == heads,
+        f'layer {number} shares keys and values of {heads[0]} heads of size '
+        f'{heads[1]}, which no layer before it with window_tokens='
+        f'{kind.window_tokens} has last; give one with these',
+      )
+
   def of(self, kind: LayerKind) -> 'ModelConfig':
     """The same model, whose own sizes are those of its layers of a kind."""
     own = {name: getattr(kind, name) for name in _SIZES}
     own = {name: size for name, size in own.items() if size is not None}
     return dataclasses.replace(self, **own) if own else self
 
+  def has_mlp(self, kind: LayerKind) -> bool:
+    """Whether a layer has an MLP, without experts or beside them."""
+    return not kind.experts or bool(self.experts and self.experts.beside_mlp)
+
   def hidden_units(self, kind: LayerKind) -> int:
     """Those of a layer's MLP, or of all experts that a token is given to."""
+    units = (kind.mlp_width or self.mlp_width) * self.has_mlp(kind)
     if kind.experts and (experts := self.experts) is not None:
-      return experts.per_token * experts.width + experts.shared_width
-    return kind.mlp_width or self.mlp_width
+      units += experts.per_token * experts.width + experts.shared_width
+    return units
 
   @property
   def shared_kv_heads(self) -> int:
@@ -565,19 +673,60 @@ class ModelConfig:
     return any(kind.mixer != 'attention' for kind in self.pattern)
 
   @property
-  def repeats(self) -> int:
-    """How often the whole pattern repeats: the length of the stacked axis."""
-    return self.num_layers // len(self.pattern)
-
-  @property
-  def tail(self) -> tuple[LayerKind, ...]:
-    """The kinds of the layers behind the last whole repetition."""
-    return self.pattern[: self.num_layers % len(self.pattern)]
-
-  @property
   def kinds(self) -> tuple[LayerKind, ...]:
     """The kind of each layer, in their order."""
-    return self.pattern * self.repeats + self.tail
+    whole = Stack(0, self.pattern, self.num_layers)
+    return self.pattern * whole.repeats + whole.tail
+
+  @property
+  def stacks(self) -> tuple[Stack, ...]:
+    """All layers: of one pattern; or those that share keys by themselves."""
+    kinds = self.kinds
+    own = sum(not kind.shares_kv for kind in kinds)
+    if own == len(kinds):
+      return (Stack(0, self.pattern, own),)
+    parts = (0, kinds[:own]), (own, kinds[own:])
+    return tuple(
+      Stack(first, shortest_pattern(part), len(part)) for first, part in parts
+    )
+
+  @property
+  def blocks(self) -> list[tuple[LayerKind, range]]:
+    """Of each stacked layer its kind, and the numbers of its repetitions."""
+    return [
+      (kind, range(place, stack.first + period * stack.repeats, period))
+      for stack in self.stacks
+      for period in (len(stack.pattern),)
+      for place, kind in enumerate(stack.pattern, stack.first)
+    ]
+
+  @property
+  def tail(self) -> list[tuple[LayerKind, int]]:
+    """Of each layer that is not stacked its kind, and its number."""
+    return [
+      layer
+      for stack in self.stacks
+      for layer in zip(
+        stack.tail,
+        range(stack.first + len(stack.pattern) * stack.repeats, 2**31),
+      )
+    ]
+
+  @property
+  def shared_windows(self) -> list[int | None]:
+    """`window_tokens` of layers that share keys and values, each once."""
+    shared = (kind.window_tokens for kind in self.kinds if kind.shares_kv)
+    return list(dict.fromkeys(shared))
+
+  @property
+  def sources(self) -> list[int]:
+    """Of each layer the number of that whose keys and values it reads."""
+    found, last = [], {}
+    for number, kind in enumerate(self.kinds):
+      if kind.mixer == 'attention' and not kind.shares_kv:
+        last[kind.window_tokens] = number
+      found.append(last[kind.window_tokens] if kind.shares_kv else number)
+    return found
 
 
 def flops_per_token(
@@ -623,6 +772,8 @@ def flops_per_token(
       # A state is multiplied by a key and a query, and gets a product.
       size = delta.key_dim * delta.value_dim
       total += 6 * delta.num_value_heads * size
+  # The inputs of each layer are made of the embedding, gated, and projected.
+  total += 6 * config.width * config.layer_inputs * config.num_layers
   return total
 
 
@@ -635,8 +786,9 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
     values = delta.num_value_heads * (3 * delta.value_dim + 2)
     return config.width * (2 * keys + values)
   sizes = config.of(kind)
-  queries = sizes.num_heads * (2 + config.head_gates)
-  return config.width * sizes.head_dim * (queries + 2 * sizes.num_kv_heads)
+  heads = sizes.num_heads * (2 + config.head_gates)
+  heads += sizes.num_kv_heads * kind.kv_weights
+  return config.width * sizes.head_dim * heads
 
 
 def state_bytes(config: ModelConfig, kind: LayerKind) -> int:
@@ -667,11 +819,10 @@ def _mixer_numbers(
   if kind.mixer == 'delta' and (delta := config.delta) is not None:
     keys = delta.num_heads * delta.key_dim
     values = delta.num_value_heads * delta.value_dim
-    # As projected, and as convolved; a state in float32 for every chunk.
-    state = 4 * values * delta.key_dim // CHUNK_TOKENS // itemsize
-    return 4 * keys + 4 * values + state, 0
+    # As projected and as convolved, the gate and the output.
+    return 4 * keys + 4 * values, values * itemsize
   sizes = config.of(kind)
-  heads = sizes.num_heads + 2 * sizes.num_kv_heads
+  heads = sizes.num_heads + 2 * sizes.num_kv_heads * (not kind.shares_kv)
   filled = -(-sizes.head_dim // lanes) * lanes
   gates = sizes.num_heads * config.head_gates
   kept = sizes.num_heads * (filled * itemsize + 4)
@@ -707,11 +858,16 @@ def bytes_per_token(
   for kind in config.kinds:
     split, kept = _mixer_numbers(config, kind, lanes)
     split += 4 * config.hidden_units(kind) + 4 * config.width
+    split += 2 * config.layer_inputs  # the gate, and what it lets through
     layers.append(2 * stream + split // tensor * itemsize + read)
     attended += kept // tensor
-  return {
-    'none': sum(layers),
-    'layer': config.num_layers * stream + max(layers),
-    'attention': config.num_layers * stream + attended + max(layers),
-    'offload': 2 * stream + max(layers),
-  }[config.remat]
+  told = config.num_layers * config.layer_inputs * itemsize // tensor
+  return (
+    told
+    + {
+      'none': sum(layers),
+      'layer': config.num_layers * stream + max(layers),
+      'attention': config.num_layers * stream + attended + max(layers),
+      'offload': 2 * stream + max(layers),
+    }[config.remat]
+  )

@@ -168,9 +168,12 @@ class RoutedMLP(nnx.Module):
         setattr(self, f'{name}_bias', nnx.Param(jnp.zeros(shape)))
     for name, size in vectors.items():
       setattr(self, name, nnx.Param(jnp.zeros((size,))))
+    if config.experts.beside_mlp:
+      self.input_scale = nnx.Param(jnp.ones((config.width,)))
+      self.output_scale = nnx.Param(jnp.ones((number,)))
 
   def __call__(
-    self, x: Array, counted: Array | None = None
+    self, x: Array, counted: Array | None = None, told: Array | None = None
   ) -> tuple[Array, LayerRouting]:
     """Computes a layer.
 
@@ -178,6 +181,8 @@ class RoutedMLP(nnx.Module):
       x: f[B,Q,width].
       counted: f32[B,Q], how often each token counts in the statistics; None
         leaves them out.
+      told: f32[B,Q,width], what the router is told of each token beside an MLP,
+        before its scale; elsewhere it reads `x`.
 
     Returns:
       f[B,Q,width], and what the router did.
@@ -186,10 +191,14 @@ class RoutedMLP(nnx.Module):
     assert experts is not None
     vectors = (
       self._whole(name) if hasattr(self, name) else None
-      for name in ('router_bias', 'correction_bias')
+      for name in ('router_bias', 'correction_bias', 'output_scale')
     )
+    if experts.beside_mlp:
+      assert told is not None
+      scale = self.config.width**-0.5 * self.input_scale[...]
+      told = told * scale[None, None]
     probability, weight, chosen = route(
-      x, self._whole('router'), experts, *vectors
+      x if told is None else told, self._whole('router'), experts, *vectors
     )
     names = Kernels._fields if experts.biases else Kernels._fields[:3]
     kernels = Kernels(
@@ -214,6 +223,7 @@ def route(
   experts: Experts,
   bias: Array | None = None,
   correction: Array | None = None,
+  factor: Array | None = None,
 ) -> tuple[Array, Array, Array]:
   """Chooses the experts of each token.
 
@@ -223,6 +233,7 @@ def route(
     experts: How they are chosen.
     bias: f[E], added to the logits.
     correction: f[E], added to the scores for the choice alone.
+    factor: f[E], of the weights of each expert, once they are normalised.
 
   Returns:
     The probability of every expert, f32[B,Q,E]: its score over the sum of all
@@ -256,6 +267,9 @@ def route(
     weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
   if experts.scale != 1:
     weight = weight * experts.scale
+  if factor is not None:
+    every = jnp.broadcast_to(factor.astype(jnp.float32), score.shape)
+    weight = weight * jnp.take_along_axis(every, chosen, axis=-1)
   return probability, weight, chosen
 
 

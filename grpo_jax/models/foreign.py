@@ -233,6 +233,11 @@ class Foreign:
     del platform
     return self.attention == 'mask'
 
+  @property
+  def reads_branches(self) -> bool:
+    """Whether the module obeys the mask, by which branches are told apart."""
+    return self.attention == 'mask'
+
   def flops_per_token(self, context: ArrayLike, with_head: bool = True) -> None:
     """None: what the module computes is not known here."""
 

@@ -11,12 +11,14 @@ References:
 """
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any
 
 from flax import nnx
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,6 +31,7 @@ from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.config import RopeScaling
 from grpo_jax.models.experts import LayerRouting
 from grpo_jax.models.experts import RoutedMLP
+from grpo_jax.models.softmax import CHECKPOINT_NAME
 
 Array = jax.Array
 
@@ -136,11 +139,15 @@ def frequencies(config: ModelConfig, kind: LayerKind) -> np.ndarray:
     kind: The kind of the layer.
 
   Returns:
-    f32[F], radians per position; 2 F is the rotated share of a head.
+    f32[F], radians per position; 2 F is the rotated share of a head, or all of
+    it where it is rotated proportionally.
   """
-  half = int(config.of(kind).head_dim * kind.rotated) // 2
+  size = config.of(kind).head_dim
+  turned = int(size * kind.rotated) // 2
+  half = size // 2 if kind.proportional else turned
   base = kind.rope_base or config.rope_base
   frequency = base ** (-np.arange(half) / max(half, 1))
+  frequency[turned:] = 0
   scaling = config.rope_scaling
   if scaling is not None and kind.rope_scaled and half:
     kept = _kept(frequency, base, scaling)
@@ -208,6 +215,13 @@ def _kept(frequency: np.ndarray, base: float, scaling: RopeScaling):
   return 1 - np.clip((np.arange(half) - first) / width, 0, 1)
 
 
+def normalized(x: Array, epsilon: float) -> Array:
+  """f[..., size] over its root mean square, f32[..., size]."""
+  wide = x.astype(jnp.float32)
+  square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+  return wide * lax.rsqrt(square + epsilon)
+
+
 class RMSNorm(nnx.Module):
   """Root-mean-square normalisation over the last axis, computed in float32.
 
@@ -223,11 +237,9 @@ class RMSNorm(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     """f[..., size] -> f[..., size]."""
-    wide = x.astype(jnp.float32)
-    square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     # With all its axes, because tests make promotion of ranks an error.
     scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-    normal = wide * lax.rsqrt(square + self.epsilon) * scale
+    normal = normalized(x, self.epsilon) * scale
     return normal.astype(self.dtype or x.dtype)
 
 
@@ -294,19 +306,28 @@ class Projections(nnx.Module):
     return product + self.config.lora.scale * wide
 
 
+_TO_HEADS = 'query', 'key', 'value'
+
+
 class SelfAttention(Projections):
   """What stands around the attention function of a layer.
 
   `heads` projects to queries, keys and values, normalises the first two and
   rotates them by position; `mix` projects back to the residual stream.
+
+  Args:
+    config: The shape of the model, with the sizes of the layer.
+    kind: The kind of the layer.
+    rngs: Random keys.
   """
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     super().__init__(config, 'attention')
     width, size = config.width, config.head_dim
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    inward = dict(query=heads, key=kv_heads, value=kv_heads)
-    for name, number in inward.items():
+    self.names = _TO_HEADS[: 1 + kind.kv_weights]
+    for name in self.names:
+      number = heads if name == 'query' else kv_heads
       self.add(name, (width, number, size), rngs)
       if config.qkv_bias:
         setattr(self, f'{name}_bias', nnx.Param(jnp.zeros((number, size))))
@@ -318,11 +339,10 @@ class SelfAttention(Projections):
     if config.head_gates:
       self.add('head_gate', (width, heads, size), rngs)
     if config.qk_norm:
-      joint = config.qk_norm_joint
-      sizes = [size * (number if joint else 1) for number in (heads, kv_heads)]
-      self.query_norm, self.key_norm = (
-        RMSNorm(one, config.norm_epsilon) for one in sizes
-      )
+      joint, epsilon = config.qk_norm_joint, config.norm_epsilon
+      self.query_norm = RMSNorm(size * (heads if joint else 1), epsilon)
+      if kind.kv_weights:
+        self.key_norm = RMSNorm(size * (kv_heads if joint else 1), epsilon)
 
   def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
     """What `run` and `mix` need of f[B,Q,width]: `heads`, and the gate."""
@@ -333,24 +353,33 @@ class SelfAttention(Projections):
 
   def heads(
     self, x: Array, position: Array, kind: LayerKind
-  ) -> tuple[Array, Array, Array]:
-    """f[B,Q,width] -> queries f[B,Q,H,D], keys and values f[B,Q,K,D]."""
-    names = 'query', 'key', 'value'
-    query, key, value = (self.project(x, name) for name in names)
-    if self.config.qkv_bias:
-      biases = (getattr(self, f'{name}_bias')[...] for name in names)
-      query, key, value = (
-        y + bias.astype(x.dtype)[None, None]
-        for y, bias in zip((query, key, value), biases, strict=True)
-      )
+  ) -> tuple[Array, Array | None, Array | None]:
+    """f[B,Q,width] -> queries f[B,Q,H,D], keys and values f[B,Q,K,D].
+
+    The last two are None in a layer that shares those of another.
+    """
+    query, *rest = (self._projected(x, name) for name in self.names)
     if self.config.qk_norm:
       query = self._normal(query, self.query_norm)
-      key = self._normal(key, self.key_norm)
     frequency = frequencies(self.config, kind)
     # Attention functions divide by sqrt(D); what else there is goes in here.
     scale = query_scale(self.config, kind, position)
     query = rotate(query, position, frequency, scale)
+    if not rest:
+      return query, None, None
+    key, value = rest[0], rest[-1]
+    if self.config.qk_norm:
+      key = self._normal(key, self.key_norm)
+    if self.config.value_norm:
+      value = normalized(value, self.config.norm_epsilon).astype(x.dtype)
     return query, rotate(key, position, frequency), value
+
+  def _projected(self, x: Array, name: str) -> Array:
+    """One of the projections to heads, with its bias."""
+    y = self.project(x, name)
+    if not self.config.qkv_bias:
+      return y
+    return y + getattr(self, f'{name}_bias')[...].astype(x.dtype)[None, None]
 
   def _normal(self, x: Array, norm: RMSNorm) -> Array:
     """Each head of f[B,Q,H,D] through a norm, or all of them together."""
@@ -381,22 +410,6 @@ class SelfAttention(Projections):
     return mixed + bias.astype(x.dtype)[None, None]
 
 
-def _convolved(inputs: tuple[Array, ...], taps: Array) -> Array:
-  """The sum of what was read before, each of its channels times its tap.
-
-  Args:
-    inputs: As many arrays f[B,Q,...] as there are taps; see `States.inputs`.
-    taps: f[taps,...], the last one for the present token.
-
-  Returns:
-    f32[B,Q,...].
-  """
-  wide, total = taps.astype(jnp.float32), jnp.zeros((), jnp.float32)
-  for x, tap in zip(inputs, wide, strict=True):
-    total += x.astype(jnp.float32) * tap[None, None]
-  return total
-
-
 class Convolution(Projections):
   """A short convolution over time between two gates, as LFM2 has it.
 
@@ -407,8 +420,9 @@ class Convolution(Projections):
     2025.
   """
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     super().__init__(config, 'convolution')
+    del kind
     width = config.width
     for name in ('before', 'behind', 'inward'):
       self.add(name, (width, width), rngs)
@@ -427,14 +441,10 @@ class Convolution(Projections):
     """What `mix` needs, and the new cache; see `states`."""
     del kind
     states, (x, behind) = attention.states, read
-
-    def convolve(x, kept):
-      inputs, kept = states.inputs(x, self.config.taps, kept)
-      return _convolved(inputs, self.taps[...]), kept
-
     kept = states.load(cache) or (None,)
     # Kept for the backward pass is x, and not what was at each tap.
-    convolved, last = jax.checkpoint(convolve)(x, *kept)
+    convolve = jax.checkpoint(states.convolve)
+    convolved, last = convolve(x, self.taps[...], *kept)
     return (convolved, behind), states.store([last], cache)
 
   def mix(self, found: tuple[Array, Array]) -> Array:
@@ -457,8 +467,9 @@ class GatedDelta(Projections):
 
   _CONVOLVED = 'query', 'key', 'value'
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     super().__init__(config, 'delta')
+    del kind
     assert config.delta is not None
     width, heads = config.width, config.delta
     number, size = heads.num_value_heads, heads.value_dim
@@ -486,24 +497,25 @@ class GatedDelta(Projections):
   def run(self, read: Any, cache: Any, attention: Any, kind: LayerKind) -> Any:
     """What `mix` needs, and the new cache; see `states`."""
     del kind
-    states, (*convolved, rate, decay, gate) = attention.states, read
+    states, (*inputs, rate, decay, gate) = attention.states, read
     *kept, state = states.load(cache) or (None,) * 4
 
-    def prepare(convolved, rate, decay, kept):
+    def prepare(inputs, rate, decay, kept):
       found, new = [], []
-      for name, x, one in zip(self._CONVOLVED, convolved, kept, strict=True):
-        inputs, last = states.inputs(x, self.config.taps, one)
+      for name, x, one in zip(self._CONVOLVED, inputs, kept, strict=True):
         taps = getattr(self, f'{name}_taps')[...]
-        found.append(jax.nn.silu(_convolved(inputs, taps)).astype(x.dtype))
+        convolved, last = states.convolve(x, taps, one)
+        found.append(jax.nn.silu(convolved).astype(x.dtype))
         new.append(last)
       rate = jax.nn.sigmoid(rate.astype(jnp.float32))
-      open_ = decay.astype(jnp.float32) + self.decay_bias[...][None, None]
+      decay = decay.astype(jnp.float32) + self.decay_bias[...][None, None]
       size = -jnp.exp(self.log_decay[...].astype(jnp.float32))[None, None]
-      return (*found, rate, size * jax.nn.softplus(open_)), new
+      return (*found, rate, size * jax.nn.softplus(decay)), new
 
     # Kept for the backward pass is what the products gave.
-    arrays, new = jax.checkpoint(prepare)(convolved, rate, decay, kept)
+    arrays, new = jax.checkpoint(prepare)(inputs, rate, decay, kept)
     output, state = states.recur(arrays, state)
+    output = checkpoint_name(output, CHECKPOINT_NAME)
     return (output, gate), states.store([*new, state], cache)
 
   def mix(self, found: tuple[Array, Array]) -> Array:
@@ -574,13 +586,29 @@ class SharedMLP(GatedMLP):
     return jax.nn.sigmoid(self.project(x, 'shared_gate')) * output
 
 
+class TokenInputs(Projections):
+  """What a layer adds of its own inputs of a token; it has no adapters."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    super().__init__(dataclasses.replace(config, lora=None), 'inputs')
+    self.add('input_gate', (config.width, config.layer_inputs), rngs)
+    self.add('input_down', (config.layer_inputs, config.width), rngs)
+
+  def __call__(self, x: Array, inputs: Array) -> Array:
+    """f[B,Q,width], and inputs f[B,Q,layer_inputs] -> f[B,Q,width]."""
+    gated = GATES[self.config.activation]
+    return self.project(
+      gated(self.project(x, 'input_gate'), inputs), 'input_down'
+    )
+
+
 class Block(nnx.Module):
   """One layer: a mixer, then the MLP or the experts in its place."""
 
   def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     config = config.of(kind)
     self.config, self.kind = config, kind
-    setattr(self, kind.mixer, MIXERS[kind.mixer](config, rngs))
+    setattr(self, kind.mixer, MIXERS[kind.mixer](config, kind, rngs))
     if config.pre_norms:
       self.attention_norm = self._norm()
       self.mlp_norm = self._norm()
@@ -588,18 +616,27 @@ class Block(nnx.Module):
       self.experts = RoutedMLP(config, GATES[config.activation], rngs)
       if config.experts is not None and config.experts.shared_width:
         self.shared = SharedMLP(config, rngs)
-    else:
+    if config.has_mlp(kind):
       self.mlp = GatedMLP(config, rngs)
+    if kind.experts and config.has_mlp(kind):
+      self.experts_norm = self._norm()
+      self.experts_post_norm = self._norm()
+      self.dense_post_norm = self._norm()
     if config.post_norms:
       self.attention_post_norm = self._norm()
       self.mlp_post_norm = self._norm()
+    if config.layer_inputs:
+      self.inputs = TokenInputs(config, rngs)
+      self.inputs_post_norm = self._norm()
+    if config.layer_scales:
+      self.layer_scale = nnx.Param(jnp.ones((1,)))
 
   def _norm(self) -> RMSNorm:
     config = self.config
     return RMSNorm(config.width, config.norm_epsilon, config.compute_dtype)
 
   def __call__(
-    self, x, position, attention, cache, counted=None
+    self, x, position, attention, cache, counted=None, inputs=None
   ) -> tuple[Array, Any, LayerRouting | None]:
     """f[B,Q,width] -> (f[B,Q,width], cache, what the router did if any).
 
@@ -618,15 +655,29 @@ class Block(nnx.Module):
     mixed = shards.summed(again(self.mixer.mix)(found))
     x = self._added(x, mixed, 'attention')
     routed = None
-    if kind.experts:
+    if kind.experts and config.has_mlp(kind):
+      told = normalized(x, config.norm_epsilon)
+      read = self._read(x, 'experts')
+      mixed, routed = again(self.experts)(read, counted, told)
+      dense = shards.summed(keep_products(self._mlp, once)(x))
+      mixed = self.experts_post_norm(shards.summed(mixed))
+      mixed = mixed + self.dense_post_norm(dense)
+    elif kind.experts:
       # Not computed twice, because experts may lie on other devices.
       read = self._read(x, 'mlp')
       mixed, routed = again(self.experts)(read, counted)
       if hasattr(self, 'shared'):
         mixed = mixed + keep_products(self._shared, once)(read)
+      mixed = shards.summed(mixed)
     else:
-      mixed = keep_products(self._mlp, once)(x)
-    return self._added(x, shards.summed(mixed), 'mlp'), cache, routed
+      mixed = shards.summed(keep_products(self._mlp, once)(x))
+    x = self._added(x, mixed, 'mlp')
+    if config.layer_inputs:
+      x = self._added(x, keep_products(self._inputs, once)(x, inputs), 'inputs')
+    if config.layer_scales:
+      factor = lax.stop_gradient(self.layer_scale[...])
+      x = x * factor.astype(x.dtype)[None, None]
+    return x, cache, routed
 
   @property
   def mixer(self) -> Any:
@@ -640,6 +691,9 @@ class Block(nnx.Module):
   def _mlp(self, x):
     return self.mlp(shards.whole(self._read(x, 'mlp')))
 
+  def _inputs(self, x, inputs):
+    return self.inputs(x.astype(self.config.compute_dtype), inputs)
+
   def _shared(self, read):
     return self.shared(shards.whole(read))
 
@@ -651,7 +705,7 @@ class Block(nnx.Module):
 
   def _added(self, x, mixed, part):
     """The residual stream with the output of a part of the layer."""
-    if self.config.post_norms:
+    if hasattr(self, f'{part}_post_norm'):
       mixed = getattr(self, f'{part}_post_norm')(mixed)
     if self.config.residual_scale != 1:
       mixed = mixed * self.config.residual_scale

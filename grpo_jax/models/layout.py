@@ -299,6 +299,8 @@ class LayoutSpec:
     share: Whether what tokens see can be any part of a row. Then packed
       completions of a group share their prompt, see `packed_rows`, and branches
       of a completion what they have in common, see `whole_trees`.
+    branches: Whether completions may be read as whole trees; if not, a branch
+      reads a copy of what it has in common with others.
     parts: Into how many equal parts the columns of a row are cut, over devices.
     part_columns: A part, if there are several, has a multiple of this many.
   """
@@ -313,6 +315,7 @@ class LayoutSpec:
   shards: int = 1
   key_cost: float = 0.0
   share: bool = True
+  branches: bool = True
   parts: int = 1
   part_columns: int = 1
 

@@ -149,6 +149,11 @@ class Model(Protocol):
     """
     ...
 
+  @property
+  def reads_branches(self) -> bool:
+    """Whether a completion may branch in a row (`Layout.reach`)."""
+    ...
+
   def flops_per_token(
     self, context: ArrayLike, with_head: bool = True
   ) -> np.ndarray | None:

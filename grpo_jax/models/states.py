@@ -1,8 +1,8 @@
 """States: what layers without keys and values remember of the tokens before.
 
-Such a layer asks for two things, whichever way its tokens lie in rows: what it
-has read at the tokens just before each (`inputs`), and the outputs of the gated
-delta rule along the path of each token (`recur`; see `delta`). A token's path
+Such a layer asks for two things, whichever way its tokens lie in rows: a short
+convolution over the tokens just before each (`convolve`), and the outputs of
+the gated delta rule (`recur`; see `delta`), both along its path. A token's path
 are the tokens before it that it may see: its own segment's, and those of the
 prompt that this one continues.
 
@@ -17,6 +17,7 @@ and `E` the sizes of a key and of a value.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import functools
 import math
 from typing import Any
@@ -41,10 +42,10 @@ class States(NamedTuple):
   Attributes:
     load: From the cache of the layer to what was kept, one entry for each array
       of it; None: nothing was, and the rows begin.
-    inputs: From (x f[B,Q,...], number, kept f[B,number-1,...] or None) to a
-      tuple of `number` arrays like x, which hold what x was so many tokens
-      before, from `number - 1` to 0 (x itself), and 0 before the first token;
-      and what is to be kept.
+    convolve: From (x f[B,Q,...], taps f[n,...], kept f[B,n-1,...] or None) to
+      f32[B,Q,...], the sum of x at a token and at the n - 1 before it, each
+      channel times its tap, the last tap for the token itself; and what is to
+      be kept. Before the first token x is 0.
     recur: From queries, keys, values, rates and decays, see `delta.recur`, and
       the kept state or None, to the outputs f32[B,Q,H,E] and the state that is
       to be kept.
@@ -52,7 +53,7 @@ class States(NamedTuple):
   """
 
   load: Callable[..., Any]
-  inputs: Callable[..., tuple[tuple[Array, ...], Any]]
+  convolve: Callable[..., tuple[Array, Any]]
   recur: Callable[..., tuple[Array, Any]]
   store: Callable[..., Any]
 
@@ -73,12 +74,12 @@ def over_layout(layout: Layout) -> States:
   assert layout.reach is None, 'a state has no branches'
   # Rows that are cut have cut blocks.
   if layout.blocks is not None and shards.parts() == 1:
-    inputs, recur = _over_blocks(layout, layout.blocks)
+    convolve, recur = _over_blocks(layout, layout.blocks)
   else:
-    inputs, recur = _over_segments(layout)
+    convolve, recur = _over_segments(layout)
   return States(
     load=lambda cache: None,
-    inputs=lambda x, number, _: (inputs(x, number), None),
+    convolve=lambda x, taps, _: (convolve(x, taps), None),
     recur=lambda arrays, _: (recur(arrays), None),
     store=lambda kept, cache: cache,
   )
@@ -92,8 +93,8 @@ def over_prompts(length: Array) -> States:
   """
   return States(
     load=lambda cache: None,
-    inputs=functools.partial(_line_inputs, count=length),
-    recur=functools.partial(_line_recur, count=length),
+    convolve=functools.partial(_convolve_line, count=length),
+    recur=functools.partial(_recur_line, count=length),
     store=lambda kept, cache: tuple(kept),
   )
 
@@ -106,8 +107,8 @@ def over_cache() -> States:
   """
   return States(
     load=lambda cache: cache[1],
-    inputs=_line_inputs,
-    recur=_line_recur,
+    convolve=_convolve_line,
+    recur=_recur_line,
     store=lambda kept, cache: (cache[0], tuple(kept)),
   )
 
@@ -144,8 +145,8 @@ def over_contexts(
 
   return States(
     load=load,
-    inputs=functools.partial(_line_inputs, count=count),
-    recur=functools.partial(_line_recur, count=count),
+    convolve=functools.partial(_convolve_line, count=count),
+    recur=functools.partial(_recur_line, count=count),
     store=store,
   )
 
@@ -155,48 +156,53 @@ def _along(x: Array, like: Array) -> Array:
   return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
 
 
-def _line_inputs(x, number, kept, count=None):
-  """`States.inputs` of rows that are one line each.
+def _convolve_line(x, taps, kept, count=None):
+  """`States.convolve` of rows that are one line each.
 
   Args:
     x: f[B,Q,...].
-    number: How many.
-    kept: f[B,number-1,...] of the tokens before; None: there are none.
+    taps: f[n,...].
+    kept: f[B,n-1,...] of the tokens before; None: there are none.
     count: i32[B], how many of the Q are tokens, from the first; None: all.
   """
-  columns, before = x.shape[1], number - 1
+  columns, before = x.shape[1], len(taps) - 1
   if kept is None:
     kept = jnp.zeros((x.shape[0], before, *x.shape[2:]), x.dtype)
   joined = jnp.concatenate([kept.astype(x.dtype), x], axis=1)
-  found = tuple(joined[:, i : i + columns] for i in range(number))
+  found = (joined[:, i : i + columns] for i in range(len(taps)))
   if count is None:
-    return found, joined[:, columns:]
+    return _times_taps(found, taps), joined[:, columns:]
   index = count[:, None] + jnp.arange(before)[None]
   index = index.reshape(index.shape + (1,) * (x.ndim - 2))
-  return found, jnp.take_along_axis(joined, index, axis=1)
+  kept = jnp.take_along_axis(joined, index, axis=1)
+  return _times_taps(found, taps), kept
 
 
-def _line_recur(arrays, kept, count=None):
-  """`States.recur` of rows that are one line each; see `_line_inputs`."""
+def _times_taps(inputs: Iterable[Array], taps: Array) -> Array:
+  """The sum of arrays f[B,Q,...], each times its tap f[...], in float32."""
+  total = jnp.zeros((), jnp.float32)
+  for x, tap in zip(inputs, taps.astype(jnp.float32), strict=True):
+    total += x.astype(jnp.float32) * tap[None, None]
+  return total
+
+
+def _recur_line(arrays, kept, count=None):
+  """`States.recur` of rows that are one line each; see `_convolve_line`."""
   query, key, value, rate, decay = arrays
+  if count is not None:
+    used = jnp.arange(value.shape[1])[None] < count[:, None]
+    # Of 0, they leave a state what it is.
+    rate, decay = (jnp.where(_along(used, x), x, 0) for x in (rate, decay))
+  if value.shape[1] > 1:
+    return delta.recur(query, key, value, rate, decay, kept)
   if kept is None:
     sizes = value.shape[2], key.shape[-1], value.shape[-1]
     kept = jnp.zeros((value.shape[0], *sizes), jnp.float32)
-  if count is not None:
-    used = jnp.arange(value.shape[1])[None] < count[:, None]
-    rate, decay = _unless_padding(used, rate, decay)
-  if value.shape[1] > 1:
-    return delta.recur(query, key, value, rate, decay, kept)
   query, key, value, rate, decay = (
     x[:, 0] for x in (query, key, value, rate, decay)
   )
   output, kept = delta.step(query, key, value, rate, decay, kept)
   return output[:, None], kept
-
-
-def _unless_padding(used: Array, *numbers: Array) -> list[Array]:
-  """Rates and decays of 0 in padding, which leaves a state what it is."""
-  return [jnp.where(_along(used, x), x, 0) for x in numbers]
 
 
 def _over_blocks(layout: Layout, blocks: Blocks):
@@ -214,87 +220,76 @@ def _over_blocks(layout: Layout, blocks: Blocks):
 
   own_length = jnp.sum(own(used), axis=1)
 
-  def inputs(x, number):
-    prompt, kept = _line_inputs(x[:, :edge], number, None, prompt_length)
-    rest, _ = _line_inputs(own(x), number, jnp.repeat(kept, group, axis=0))
-    return tuple(map(joined, prompt, rest))
+  def convolve(x, taps):
+    prompt, kept = _convolve_line(x[:, :edge], taps, None, prompt_length)
+    kept = jnp.repeat(kept, group, axis=0)
+    return joined(prompt, _convolve_line(own(x), taps, kept)[0])
 
   def recur(arrays):
     prompts = [x[:, :edge] for x in arrays]
-    prompt, kept = _line_recur(prompts, None, prompt_length)
+    prompt, kept = _recur_line(prompts, None, prompt_length)
     kept = jnp.repeat(kept, group, axis=0)
-    rest, _ = _line_recur([own(x) for x in arrays], kept, own_length)
+    rest, _ = _recur_line([own(x) for x in arrays], kept, own_length)
     return joined(prompt, rest)
 
-  return inputs, recur
+  return convolve, recur
 
 
 def _over_segments(layout: Layout):
   """Of rows of any segments, which may be cut over devices."""
-  column, size = (
-    jnp.arange(layout.tokens.shape[1])[None],
-    layout.tokens.shape[1],
+  segment, parent, position = map(
+    shards.gather_columns, (layout.segment, layout.parent, layout.position)
   )
-  if shards.parts() > 1:
-    column = column + shards.first_column(size)
-  find = _earlier(layout, column)
+  find = _earlier(segment, parent, position, layout.parents)
+  path = delta.Path(segment, parent)
 
-  def inputs(x, number):
-    whole = shards.gather_columns(x)
+  def convolve(x, taps):
+    (x,), back = _columns_for_heads([x])
+    if x.shape[2] < taps.shape[1]:  # some of the heads
+      first = shards.part() * x.shape[2]
+      taps = lax.dynamic_slice_in_dim(taps, first, x.shape[2], axis=1)
 
     def before(tokens):
-      at, is_there = find(tokens)
-      at, is_there = _along(jnp.maximum(at, 0), x), _along(is_there, x)
-      taken = jnp.take_along_axis(whole, at, axis=1)
+      if not tokens:
+        return x
+      at, is_there = (_along(y, x) for y in find(tokens))
+      taken = jnp.take_along_axis(x, jnp.maximum(at, 0), axis=1)
       return jnp.where(is_there, taken, 0)
 
-    return (*(before(number - 1 - i) for i in range(number - 1)), x)
-
-  path = delta.Path(
-    *map(shards.gather_columns, (layout.segment, layout.parent))
-  )
+    return back(_times_taps(map(before, reversed(range(len(taps)))), taps))
 
   def recur(arrays):
-    query, key, value, *numbers = arrays
-    numbers = _unless_padding(layout.segment > 0, *numbers)
-    whole, back = _columns_for_heads([query, key, value, *numbers])
+    whole, back = _columns_for_heads(arrays)
     query, key, value, rate, decay = whole
-    sizes = value.shape[2], key.shape[-1], value.shape[-1]
-    state = jnp.zeros((value.shape[0], *sizes), jnp.float32)
-    return back(delta.recur(query, key, value, rate, decay, state, path)[0])
+    return back(delta.recur(query, key, value, rate, decay, None, path)[0])
 
-  return inputs, recur
+  return convolve, recur
 
 
-def _earlier(layout: Layout, column: Array):
+def _earlier(segment: Array, parent: Array, position: Array, parents: bool):
   """Where the tokens before each token are.
 
   Args:
-    layout: The rows, or their part that is here.
-    column: i32[1,S], the columns that are here, numbered through all parts.
+    segment: i32[R,S], as in a `Layout`.
+    parent: Likewise.
+    position: Likewise.
+    parents: Whether any segment continues another.
 
   Returns:
     From a number of tokens to (i32[R,S], bool[R,S]): the column of the token
     that is so many before, and whether there is one.
   """
-  position, used = layout.position, layout.segment > 0
-  if not layout.parents:
+  used = segment > 0
+  column = jnp.broadcast_to(jnp.arange(segment.shape[1])[None], segment.shape)
+  if not parents:
     return lambda tokens: (column - tokens, used & (position >= tokens))
-  parent = layout.parent
-  all_segments, positions = map(
-    shards.gather_columns, (layout.segment, layout.position)
-  )
-  everywhere = jnp.broadcast_to(
-    jnp.arange(all_segments.shape[1])[None], all_segments.shape
-  )
   # The last column of each segment, of which there are at most as many.
-  last = jax.vmap(
-    lambda number, at: (
-      jnp.zeros_like(at, shape=(at.size + 1,)).at[number].max(at)
-    )
-  )(all_segments, everywhere)
+  last = jnp.zeros((len(segment), segment.shape[1] + 1), column.dtype)
+  last = jax.vmap(lambda x, at, value: x.at[at].max(value))(
+    last, segment, column
+  )
   end = jnp.take_along_axis(last, parent, axis=1)  # of the parent
-  behind = position - jnp.take_along_axis(positions, end, axis=1) - 1
+  behind = position - jnp.take_along_axis(position, end, axis=1) - 1
 
   def find(tokens):
     goes_over = (parent > 0) & (tokens > behind)

@@ -7,9 +7,10 @@ function of the parameters.
 The layers of a model repeat a pattern of layer kinds. In `params` the layers of
 one kind are stacked: `params['blocks'][k]` holds kind k of the pattern, with
 the repetitions on the first axis of each array. If the last repetition is cut
-short, its layers stand in `params['tail']`, one by one. The optimizer and
-checkpoints use this tree, and scoring scans over it. For decoding, `unstack`
-turns it into a tree of single layers.
+short, its layers stand in `params['tail']`, one by one. Layers that share keys
+and values repeat a pattern of their own, whose kinds stand behind these. The
+optimizer and checkpoints use this tree, and scoring scans over it. For
+decoding, `unstack` turns it into a tree of single layers.
 """
 
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from grpo_jax.models.config import LayerKind
 from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
 from grpo_jax.models.layers import RMSNorm
+from grpo_jax.models.layers import project
 from grpo_jax.models.protocol import ScoreRouted
 from grpo_jax.models.softmax import CHECKPOINT_NAME
 
@@ -57,6 +59,32 @@ _KEPT = {
     offload_dst='pinned_host',
   ),
 }
+
+
+def _cut(layers: Any, number: int) -> tuple[Any, Any]:
+  """Of some layers the first, and the others; None of None."""
+  return (None, None) if layers is None else (layers[:number], layers[number:])
+
+
+def _sharing(
+  attention: AttentionFunction, kept: dict[Any, Any]
+) -> AttentionFunction:
+  """Attention that reads what is kept where a layer has no keys.
+
+  Args:
+    attention: What attends.
+    kept: By window, keys and values of the last layer that had some; they are
+      put there.
+  """
+
+  def attend(query, key, value, cache, window, *rest, **options):
+    if key is None:
+      key, value = kept[window]
+    kept[window] = key, value
+    # A cache gets the same once more, at the same places.
+    return attention(query, key, value, cache, window, *rest, **options)
+
+  return dataclasses.replace(attention, attend=attend)
 
 
 def _stack(layers: list[Any]) -> Any:
@@ -120,9 +148,12 @@ class Transformer:
 
     For each token, a layer multiplies `width` numbers by a key and `width` by
     its value: 2 width products per key that the token attends to. Its matrices
-    take about 12 width^2 products. The cost is the ratio of these.
+    take about 12 width^2 products. The cost is the ratio of these, and less
+    where some layers have a state.
     """
-    return 1 / (6 * self.config.width)
+    kinds = self.config.kinds
+    share = sum(kind.mixer == 'attention' for kind in kinds) / len(kinds)
+    return share / (6 * self.config.width)
 
   @property
   def kv_heads(self) -> int:
@@ -142,6 +173,11 @@ class Transformer:
     """
     splash = platform == 'tpu' and self.config.attention in ('auto', 'splash')
     return not splash
+
+  @property
+  def reads_branches(self) -> bool:
+    """A state goes on along one line."""
+    return not self.config.has_states
 
   def flops_per_token(
     self, context: ArrayLike, with_head: bool = True
@@ -169,7 +205,7 @@ class Transformer:
       The parameter tree, with stacked layers.
     """
     config = self.config
-    number = len(config.pattern)
+    number = len(config.blocks)
     embedding_key, head_key, *block_keys = jax.random.split(
       key, 2 + number + len(config.tail)
     )
@@ -183,26 +219,43 @@ class Transformer:
       * jax.random.normal(embedding_key, (config.vocab_size, config.width)),
       'blocks': [
         lax.map(
-          functools.partial(block, kind), jax.random.split(key, config.repeats)
+          functools.partial(block, kind), jax.random.split(key, len(layers))
         )
-        for kind, key in zip(config.pattern, block_keys, strict=False)
+        for (kind, layers), key in zip(config.blocks, block_keys, strict=False)
       ],
       'final_norm': {'scale': jnp.ones((config.width,))},
     }
+    if config.layer_inputs:
+      params['inputs'] = self._init_inputs(jax.random.fold_in(key, 1))
     if config.tail:
-      params['tail'] = list(map(block, config.tail, block_keys[number:]))
+      tail = [kind for kind, _ in config.tail]
+      params['tail'] = list(map(block, tail, block_keys[number:]))
     if not config.tied_embeddings:
       init = nnx.initializers.lecun_normal()
       params['head'] = init(head_key, (config.width, config.vocab_size))
     return params
+
+  def _init_inputs(self, key):
+    """What makes the inputs that each layer gets of a token."""
+    config, (table_key, key) = self.config, jax.random.split(key)
+    size = config.num_layers * config.layer_inputs
+    init = nnx.initializers.lecun_normal()
+    return {
+      'input_table': 0.02
+      * jax.random.normal(table_key, (config.vocab_size, size)),
+      'input_projection': init(key, (config.width, size)),
+      'norm': {'scale': jnp.ones((config.layer_inputs,))},
+    }
 
   def abstract(self) -> Params:
     """Shapes and dtypes of what `init` returns."""
     return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
   def trains(self, path: tuple[str, ...]) -> bool:
-    """Updates change every parameter, or adapters alone if there are any."""
-    return self.config.lora is None or lora.trains(path)
+    """Updates change adapters alone if there are any, else nearly all."""
+    if self.config.lora is not None:
+      return lora.trains(path)
+    return path[-1] not in axes.FROZEN
 
   def hidden(
     self,
@@ -262,26 +315,54 @@ class Transformer:
   ) -> tuple[Array, list[Any] | None, Any]:
     """See `hidden_routed`; what the routers did is stacked over layers."""
     dtype = jnp.dtype(self.config.compute_dtype)
-    x = self._embedded(params['embedding'], tokens).astype(dtype)
+    width = self.config.width
+    x = self._embedded(params['embedding'], tokens, width).astype(dtype)
     x = sharding.constrain_rows(x)
     if self.config.embedding_scale != 1:
       x = x * jnp.asarray(self.config.embedding_scale, dtype)
+    inputs = None
+    if self.config.layer_inputs:
+      inputs = self._inputs(params['inputs'], tokens, x)
     x = shards.spread(x.astype(self.config.residual_dtype))
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache, routed = self._unrolled(
-        params, x, positions, attention, caches, counted
+        params, x, inputs, positions, attention, caches, counted
       )
     else:
-      x, routed = self._scanned(params, x, positions, attention, counted)
+      x, routed = self._scanned(
+        params, x, inputs, positions, attention, counted
+      )
     # The final norm belongs to no layer: a module around its one parameter.
     norm = RMSNorm(self.config.width, self.config.norm_epsilon, dtype.name)
     norm.scale = nnx.Param(params['final_norm']['scale'])
     return shards.whole(norm(x)), cache, routed
 
-  def _embedded(self, table, tokens):
-    """The rows of the embedding, f[B,Q,width], in its dtype."""
-    if table.shape[1] == self.config.width:
+  def _inputs(self, params, tokens, x):
+    """What each layer gets of a token beside the stream, f[L,B,Q,size].
+
+    Args:
+      params: The part of `init` that makes it.
+      tokens: i32[B,Q].
+      x: f[B,Q,width], the embedding of the tokens.
+    """
+    number, size = self.config.num_layers, self.config.layer_inputs
+    rows = self._embedded(params['input_table'], tokens, number * size)
+    rows = sharding.constrain_rows(rows.astype(x.dtype))
+    name = 'input_projection'
+    weight = axes.gather(params[name], (name,), self.config.width, x.dtype)
+    made = project(x, weight) * self.config.width**-0.5
+    rows, made = (
+      shards.spread(y).reshape(*x.shape[:2], number, size) for y in (rows, made)
+    )
+    norm = RMSNorm(size, self.config.norm_epsilon)
+    norm.scale = nnx.Param(params['norm']['scale'])
+    inputs = (norm(made) + rows * size**0.5) * 2**-0.5
+    return jnp.moveaxis(inputs, 2, 0)
+
+  def _embedded(self, table, tokens, columns):
+    """The rows of a table with so many columns, f[B,Q,C], in its dtype."""
+    if table.shape[1] == columns:
       return jnp.take(table, tokens, axis=0)
     # A shard has some columns of the table. It looks up the tokens of all, and
     # gives each its columns: less than the table, and than its gradient.
@@ -312,57 +393,102 @@ class Transformer:
     name = 'embedding' if self.config.tied_embeddings else 'head'
     return self._gathered({name: params[name]}, self.config.compute_dtype)
 
-  def _layer(self, kind, params, x, positions, attention, cache, counted):
+  def _layer(
+    self, kind, params, x, inputs, positions, attention, cache, counted
+  ):
     """One layer of a kind, with these parameters."""
     block = nnx.merge(self._blocks[kind], params)
-    x, cache, routed = block(x, positions, attention, cache, counted)
+    x, cache, routed = block(x, positions, attention, cache, counted, inputs)
     return sharding.constrain_rows(x), cache, routed
 
-  def _unrolled(self, params, x, positions, attention, caches, counted):
-    """All layers one after another, each with its cache."""
-    new, routed_layers = [], []
-    for kind, layer, cache in zip(
-      self.config.kinds, params['layers'], caches, strict=True
+  def _unrolled(self, params, x, inputs, positions, attention, caches, counted):
+    """All layers one after another, each with the cache that it reads."""
+    routed_layers, sources = [], self.config.sources
+    if self.config.shared_windows:
+      attention = _sharing(attention, {})
+      # A layer that shares has no cache, whatever others have.
+      caches = [() if cache is None else cache for cache in caches]
+    caches = list(caches)
+    for number, (kind, layer, source) in enumerate(
+      zip(self.config.kinds, params['layers'], sources, strict=True)
     ):
-      x, cache, routed = self._layer(
-        kind, layer, x, positions, attention, cache, counted
+      own = None if inputs is None else inputs[number]
+      x, caches[source], routed = self._layer(
+        kind, layer, x, own, positions, attention, caches[source], counted
       )
-      new.append(cache)
       routed_layers.append(routed)
-    return x, new, _stack(routed_layers)
+    return x, caches, _stack(routed_layers)
 
-  def _scanned(self, params, x, positions, attention, counted):
-    """All layers: a scan over the repetitions of the pattern, then the tail."""
+  def _scanned(self, params, x, inputs, positions, attention, counted):
+    """All layers: a scan over the repetitions of each stack, then its tail."""
+    remat, windows = self.config.remat, self.config.shared_windows
 
-    remat = self.config.remat
-
-    def run(kinds, x, layers):
+    def run(kinds, x, kept, layers, inputs):
       routed_layers = []
       if remat == 'offload':
         x = checkpoint_name(x, _INPUT)
       # Under 'none' each part of a layer gathers what it reads.
       if remat != 'none':
         layers = self._gathered(layers, self.config.compute_dtype)
-      for kind, layer in zip(kinds, layers, strict=True):
+      attend, new = attention, dict(zip(windows, kept, strict=True))
+      if windows:
+        attend = _sharing(attention, new)
+      for place, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
+        own = None if inputs is None else inputs[place]
         x, _, routed = self._layer(
-          kind, layer, x, positions, attention, None, counted
+          kind, layer, x, own, positions, attend, None, counted
         )
         routed_layers.append(routed)
-      return x, _stack(routed_layers)
+      kept = [new[window] for window in windows]
+      return (x, kept), _stack(routed_layers)
 
     if remat != 'none':
       run = jax.checkpoint(run, static_argnums=0, policy=_KEPT[remat])
-    x, repeated = lax.scan(
-      lambda x, layers: run(self.config.pattern, x, layers),
-      x,
-      params['blocks'],
-      unroll=self.config.unroll,
+    kept, routed_layers = self._nothing_kept(x), []
+    blocks, tail = params['blocks'], params.get('tail', [])
+    for stack in self.config.stacks:
+      of_stack, blocks = _cut(blocks, len(stack.pattern))
+      own, inputs = _cut(inputs, stack.repeats * len(stack.pattern))
+      x, kept, routed = self._stack_scanned(stack, run, x, kept, of_stack, own)
+      of_stack, tail = _cut(tail, len(stack.tail))
+      own, inputs = _cut(inputs, len(stack.tail))
+      (x, kept), last = run(stack.tail, x, kept, of_stack, own)
+      routed_layers += [part for part in (routed, last) if part is not None]
+    if not routed_layers:
+      return x, None
+    return x, jax.tree.map(lambda *x: jnp.concatenate(x), *routed_layers)
+
+  def _stack_scanned(self, stack, run, x, kept, layers, inputs):
+    """The whole repetitions of a stack; see `_scanned`."""
+    if inputs is not None:
+      shape = stack.repeats, len(stack.pattern), *inputs.shape[1:]
+      inputs = inputs.reshape(shape)
+    # What the layers of a stack share stays the same, so no scan carries it.
+    shares = stack.pattern[0].shares_kv
+
+    def one(carry, given):
+      x, carried = carry
+      (x, new), routed = run(
+        stack.pattern, x, kept if shares else carried, *given
+      )
+      return (x, [] if shares else new), routed
+
+    carry = x, [] if shares else kept
+    (x, carried), routed = lax.scan(
+      one, carry, (layers, inputs), unroll=self.config.unroll
     )
-    x, last = run(self.config.tail, x, params.get('tail', []))
-    repeated = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), repeated)
-    if last is not None:
-      repeated = jax.tree.map(lambda *x: jnp.concatenate(x), repeated, last)
-    return x, repeated
+    routed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), routed)
+    return x, kept if shares else carried, routed
+
+  def _nothing_kept(self, x):
+    """Keys and values of each window that layers share, before the first."""
+    found = []
+    for window in self.config.shared_windows:
+      kinds = (k for k in self.config.kinds if k.window_tokens == window)
+      sizes = self.config.of(next(kinds))
+      shape = *x.shape[:2], sizes.num_kv_heads, sizes.head_dim
+      found.append((jnp.zeros(shape, sizes.compute_dtype),) * 2)
+    return found
 
   def head(self, params: Params, hidden: Array) -> Array:
     """Logits over the vocabulary.
@@ -438,10 +564,16 @@ class Transformer:
       A tree with `layers`, a list in the order of the layers, in the place of
       `blocks`.
     """
-    layers = [
-      jax.tree.map(lambda x, i=i: x[i], blocks)
-      for i in range(self.config.repeats)
-      for blocks in params['blocks']
-    ]
+    layers = {
+      number: jax.tree.map(lambda x, i=i: x[i], stacked)
+      for (_, numbers), stacked in zip(
+        self.config.blocks, params['blocks'], strict=True
+      )
+      for i, number in enumerate(numbers)
+    }
+    for (_, number), layer in zip(
+      self.config.tail, params.get('tail', []), strict=True
+    ):
+      layers[number] = layer
     rest = {k: x for k, x in params.items() if k not in ('blocks', 'tail')}
-    return {**rest, 'layers': layers + params.get('tail', [])}
+    return {**rest, 'layers': [layers[number] for number in sorted(layers)]}

@@ -248,7 +248,9 @@ def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
   Beside what is kept for it, for one layer: of the MLP, the slopes of both
   factors. On a TPU also what the kernel of attention keeps of each head: three
   sums, repeated over 128 lanes, and three gradients in float32 and four arrays
-  in bfloat16, whose last axis is filled up to 128 lanes.
+  in bfloat16, whose last axis is filled up to 128 lanes. Of the gated delta
+  rule, in float32, about five times what it reads, six arrays of a chunk's
+  tokens for each token and head, and the states before all chunks.
 
   Args:
     model: Of the run.
@@ -264,6 +266,12 @@ def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
     lanes = math.ceil(size / filled) * filled
     sums, gradients, arrays = 3 * 4 * filled, 3 * 4 * lanes, 4 * 2 * lanes
     needed += model.num_heads * (sums + gradients + arrays)
+  if (heads := model.delta) is not None:
+    values = heads.num_value_heads * heads.value_dim
+    arrays = 2 * heads.num_heads * heads.key_dim + values
+    chunk = 6 * models.CHUNK_TOKENS * heads.num_value_heads
+    state = values * heads.key_dim / models.CHUNK_TOKENS
+    needed = max(needed, 4 * (5 * arrays + chunk + state))
   return models.bytes_per_token(model, tensor, filled) + needed / tensor
 
 
@@ -459,7 +467,8 @@ class Arithmetic:
       number = rows * min(columns, window)
       return place * (number + lanes * min(self.prompt_tokens, window))
 
-    return sum(map(of_layer, self.model.kinds)) / self.schedule.shards
+    own = [kind for kind in self.model.kinds if not kind.shares_kv]
+    return sum(map(of_layer, own)) / self.schedule.shards
 
   def held(self, program: str) -> dict[str, float]:
     """What the sampler holds when a program begins, bytes by part.

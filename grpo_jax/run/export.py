@@ -163,8 +163,9 @@ def _convert_run(
       save(to, shape, params, tokenizer, origin, dtype, shard_bytes)
 
   whole_folder(target, write)
-  trained, frozen = build_model.split(policy.model, params)
-  counted = trained if adapter or frozen is None else frozen
+  counted = params
+  if shape.lora is not None:
+    counted = build_model.split(policy.model, params)[1 - adapter]
   dense = jax.eval_shape(quantized.whole, counted)
   done = _written(target, dense, policy.step)
   if adapter or shape.lora is None or shape.lora.quantized is None:

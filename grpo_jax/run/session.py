@@ -296,9 +296,9 @@ def _with_frozen(
   saved: Restored | None,
   peers: processes.Processes,
 ) -> tuple[Updater, list[int]]:
-  """The updater with the weights beside adapters, and their fingerprint."""
-  if run.weights.has_adapters:
-    with screen.phase('reading the weights beside the adapters'):
+  """The updater with what no update changes, and the fingerprint of that."""
+  if updater.frozen is not None:
+    with screen.phase('reading the weights that are not trained'):
       frozen = build.frozen_params(run)
     updater = dataclasses.replace(updater, frozen=frozen)
   found = fingerprints.compute(updater.frozen)

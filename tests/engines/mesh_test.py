@@ -187,11 +187,30 @@ def test_weights_go_to_the_sampler_layer_by_layer(tensor):
   assert most < 1.5 * size(read['layers'][0]) + 4 * 256 * 512 / 8
 
 
-def test_prepared_weights_are_those_of_one_device():
-  config = dataclasses.replace(tiny.EXPERTS, compute_dtype='bfloat16')
-  model = models.Transformer(config)
+@pytest.mark.parametrize('tensor', [2, pytest.param(4, marks=pytest.mark.long)])
+def test_layers_that_share_keys_draw_the_same_on_a_mesh(tensor):
+  model = tiny.model(**tiny.SHARING)
+  own = sharding.make_mesh(fsdp=8 // tensor, tensor=tensor)
+  found = drawn(engine(model, own, learned(model, own)))
+  plain = drawn(engine(model, None, tiny.params(model)))
+  np.testing.assert_array_equal(found.tokens, plain.tokens)
+  np.testing.assert_allclose(found.logp, plain.logp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'config, second',
+  [
+    (tiny.EXPERTS, 'expert'),
+    (dataclasses.replace(tiny.CONFIG, **tiny.SHARING), 'data'),
+  ],
+  ids=['experts', 'sharing'],
+)
+def test_prepared_weights_are_those_of_one_device(config, second):
+  model = models.Transformer(
+    dataclasses.replace(config, compute_dtype='bfloat16')
+  )
   params = tiny.params(model)
-  mesh = sharding.make_mesh(fsdp=2, expert=2, tensor=2)
+  mesh = sharding.make_mesh(fsdp=2, tensor=2, **{second: 2})
   place = sharding.param_shardings(mesh, params, model.logical_axes)
   own = sharding.sampling_mesh(mesh, 4)
   spread = jax.device_put(params, place)

@@ -26,6 +26,7 @@ SPECIAL_OF = {  # (bos, eos) of each template
   'llama3': ('<|begin_of_text|>', '<|eot_id|>'),
   'gemma2': ('<bos>', '<eos>'),
   'gemma3': ('<bos>', '<eos>'),
+  'gemma4': ('<bos>', '<eos>'),
   'mistral': ('<s>', '</s>'),
 }
 _ASK = {'role': 'user', 'content': ' How much is 12+47? <b>&é\n'}
@@ -43,6 +44,7 @@ _CHATS = (
 _KWARGS: dict[str, list[dict[str, Any]]] = {
   'qwen2': [{'tools': [{'name': 'add', 'about': "<é> & 'x'"}]}],
   'qwen3': [{'enable_thinking': False}, {'enable_thinking': True}],
+  'gemma4': [{'enable_thinking': True}],
   'llama3': [{'date_string': '22 Nov 2026'}],
 }
 

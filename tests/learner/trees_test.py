@@ -186,6 +186,13 @@ def test_every_token_is_computed_once(layout):
   assert few.tokens.shape == line.tokens.shape
 
 
+@pytest.mark.parametrize('layout', ['shared', 'packed'])
+def test_a_model_that_reads_no_branches_shares_prompts_all_the_same(layout):
+  spec = dataclasses.replace(SPECS[layout], branches=False)
+  rows, _ = micro_batches.cut_rollout(rollout_of(), np.arange(4), spec)
+  assert rows.reach is None and rows.first is not None and rows.parents
+
+
 def test_a_program_of_trees_says_so():
   """To who wonders why it was compiled."""
   learner, rollout = bigram_learner(METHODS['grpo']()), rollout_of()

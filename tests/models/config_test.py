@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from grpo_jax import models
+from grpo_jax.models import config as config_lib
 from tests import tiny
 
 pytestmark = pytest.mark.quick
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.quick
         experts=models.Experts(4, 2, 12),
         lora=models.LowRank(4, 8, ('mlp/*',)),
       ),
-      "'mlp/\\*' matches no weight of attention",
+      "'mlp/\\*' matches no weight of the model",
     ),
     (dict(head_dim=7), 'head_dim=7'),
     (dict(pattern=(models.LayerKind(head_dim=6, rotated=0.5),)), 'head_dim=6'),
@@ -41,6 +42,49 @@ pytestmark = pytest.mark.quick
       ),
       'YaRN scales whole queries',
     ),
+    (
+      dict(pattern=(models.LayerKind(shares_kv=True),) * 4),
+      'layer 0 shares keys and values of 2 heads of size 8',
+    ),
+    (
+      dict(
+        pattern=(
+          *(models.LayerKind(),) * 3,
+          models.LayerKind(window_tokens=4, shares_kv=True),
+        )
+      ),
+      'layer 3 shares keys .* with window_tokens=4 has last',
+    ),
+    (
+      dict(
+        pattern=(
+          *(models.LayerKind(),) * 3,
+          models.LayerKind(num_kv_heads=1, shares_kv=True),
+        )
+      ),
+      'layer 3 shares keys and values of 1 heads',
+    ),
+    (
+      dict(pattern=(models.LayerKind(), models.LayerKind(shares_kv=True))),
+      'layer 2 has keys and values',
+    ),
+    (dict(taps=3), 'taps=3 comes with layers of attention'),
+    (
+      dict(
+        pattern=(models.LayerKind(mixer='convolution'), models.LayerKind()),
+        taps=1,
+      ),
+      'taps=1 comes with layers of attention, convolution; give 2 or more',
+    ),
+    (
+      dict(pattern=(models.LayerKind(mixer='convolution'),), taps=3),
+      'give a pattern with a layer of attention',
+    ),
+    (dict(delta=models.DeltaHeads(1, 2, 4, 4)), 'no layer kind has them'),
+    (
+      dict(lora=models.LowRank(4, 8, ('delta/query',))),
+      "'delta/query' matches no weight of the model",
+    ),
     (dict(compute_dtype='float16'), "compute_dtype='float16'"),
     (dict(residual_dtype='bfloat16'), "residual_dtype='bfloat16'"),
   ],
@@ -48,6 +92,19 @@ pytestmark = pytest.mark.quick
 def test_impossible_shapes_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
     dataclasses.replace(tiny.CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+  'make, words',
+  [
+    (lambda: models.LayerKind(mixer='mamba'), "mixer='mamba'; give one of"),
+    (lambda: models.DeltaHeads(2, 3, 4, 4), 'num_heads=2, num_value_heads=3'),
+    (lambda: models.DeltaHeads(2, 4, 0, 4), 'key_dim=0'),
+  ],
+)
+def test_impossible_layers_are_refused(make, words):
+  with pytest.raises(ValueError, match=words):
+    make()
 
 
 @pytest.mark.parametrize('per_token', [0, 5])
@@ -79,6 +136,32 @@ def test_impossible_routers_are_refused(changes, said):
   with pytest.raises(ValueError, match=said) as refused:
     models.Experts(**{**dict(number=6, per_token=2, width=8), **changes})
   assert str(refused.value).endswith('.')
+
+
+def test_a_layer_that_shares_has_no_keys_for_values():
+  with pytest.raises(ValueError, match='keys_as_values=True and shares_kv'):
+    models.LayerKind(keys_as_values=True, shares_kv=True)
+
+
+def test_layers_that_share_are_a_stack_of_their_own():
+  first = models.LayerKind(window_tokens=4), models.LayerKind()
+  last = [dataclasses.replace(kind, shares_kv=True) for kind in first]
+  kinds = (*first, *first, first[0], last[1], last[0], last[1], last[1])
+  config = dataclasses.replace(tiny.CONFIG, num_layers=9, pattern=kinds)
+  assert config.stacks == (
+    config_lib.Stack(0, first, 5),
+    config_lib.Stack(5, (last[1], last[0], last[1]), 4),
+  )
+  assert config.blocks == [
+    (first[0], range(0, 4, 2)),
+    (first[1], range(1, 5, 2)),
+    (last[1], range(5, 8, 3)),
+    (last[0], range(6, 9, 3)),
+    (last[1], range(7, 10, 3)),
+  ]
+  assert config.tail == [(first[0], 4), (last[1], 8)]
+  assert config.sources == [0, 1, 2, 3, 4, 3, 4, 3, 3]
+  assert config.shared_windows == [None, 4]
 
 
 @pytest.mark.parametrize('rotated', [-0.5, 1.5])

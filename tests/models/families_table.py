@@ -62,6 +62,8 @@ ROWS = {
     'Qwen3.5-35B-A3B',
   ),
   'Qwen 3 Next': ('qwen3_next', '80B-A3B', 'Qwen3-Next-80B-A3B'),
+  'Gemma 4 E (text)': ('gemma4', 'E2B, E4B', 'Gemma-4-E2B'),
+  'Gemma 4 (text)': ('gemma4_moe', '12B, 31B, 26B-A4B', 'Gemma-4-26B-A4B'),
 }
 """Of each family a golden model, the sizes there are, and a shape."""
 

@@ -20,8 +20,15 @@ from tests.models.weights import golden
 
 # What only one of them has of all that is computed otherwise.
 IN_THE_SUITE = ('olmo3', 'phi3', 'gpt_oss', 'lfm2', 'qwen3_5')
-# What no family has: layers of several sizes, and all of routers at once.
-MORE = {'uneven': tiny.UNEVEN, 'routed': tiny.ROUTED}
+# What no family has: layers of several sizes, all of routers at once, and all
+# kinds of states.
+MORE = {
+  'uneven': tiny.UNEVEN,
+  'routed': tiny.ROUTED,
+  'states': tiny.STATES,
+  'sharing': tiny.SHARING,
+  'beside': tiny.BESIDE,
+}
 EVERY = [*golden.NAMES, *MORE]
 
 

@@ -19,7 +19,16 @@ CONFIG = dict(
 
 
 @pytest.mark.parametrize('with_head', [True, False])
-@pytest.mark.parametrize('changes', [{}, {'num_kv_heads': 2}])
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'num_kv_heads': 2},
+    {'pattern': (models.LayerKind(keys_as_values=True),)},
+    {'pattern': (models.LayerKind(), models.LayerKind(shares_kv=True))},
+    {'layer_inputs': 128},
+  ],
+)
 def test_the_formula_is_what_the_compiler_counts(changes, with_head):
   """Attention is computed over whole rows and masked: context 128 for all."""
   config = models.ModelConfig(**CONFIG, **changes)
@@ -37,6 +46,35 @@ def test_the_formula_is_what_the_compiler_counts(changes, with_head):
   expected = models.flops_per_token(config, np.full((2, 128), 128), with_head)
   assert expected.shape == (2, 128)
   np.testing.assert_allclose(expected.sum(), analysis['flops'], rtol=0.02)
+
+
+def test_a_state_costs_the_same_wherever_a_token_stands():
+  """Counted by the compiler where each token is alone in its row."""
+  config = models.ModelConfig(
+    **CONFIG | dict(num_layers=3),
+    taps=4,
+    head_gates=True,
+    pattern=(
+      models.LayerKind(mixer='delta'),
+      models.LayerKind(mixer='convolution'),
+      models.LayerKind(),
+    ),
+    delta=models.DeltaHeads(2, 4, 64, 32),
+  )
+  model = models.Transformer(config)
+  params = jax.eval_shape(lambda: model.unstack(model.init(jax.random.key(0))))
+
+  def forward(params, tokens):
+    alone = attention.over_prompts(jnp.ones(64, jnp.int32))
+    hidden, _ = model.hidden(params, tokens, jnp.zeros_like(tokens), alone)
+    return model.head(params, hidden)
+
+  tokens = jax.ShapeDtypeStruct((64, 1), jnp.int32)
+  analysis = jax.jit(forward).lower(params, tokens).cost_analysis()
+  expected = models.flops_per_token(config, 1)
+  np.testing.assert_allclose(64 * expected, analysis['flops'], rtol=0.03)
+  near, far = models.flops_per_token(config, np.array([1, 101]))
+  np.testing.assert_allclose(far - near, 100 * 4 * config.num_heads * 64)
 
 
 def test_of_experts_those_count_that_a_token_is_given_to():
@@ -83,6 +121,29 @@ def test_what_every_token_passes_counts_for_all():
   np.testing.assert_allclose(more - less, 2 * 2 * 3 * 256 * 96)
 
 
+def test_a_layer_that_shares_keeps_no_keys_and_values():
+  """Three times four heads of 64 entries, and as many values."""
+  kinds = models.LayerKind(), models.LayerKind(shares_kv=True)
+  plain, shared = (
+    models.bytes_per_token(models.ModelConfig(**CONFIG, pattern=pattern))
+    for pattern in (kinds[:1], kinds)
+  )
+  assert plain - shared == 3 * 2 * 4 * 64 * 4
+
+
+def test_an_mlp_beside_experts_counts_too():
+  kinds = (models.LayerKind(experts=True),)
+  experts = models.Experts(8, 2, 64)
+  beside = dataclasses.replace(experts, beside_mlp=True)
+  less, more = (
+    models.flops_per_token(
+      models.ModelConfig(**CONFIG, pattern=kinds, experts=one), 8
+    )
+    for one in (experts, beside)
+  )
+  np.testing.assert_allclose(more - less, 2 * 2 * 3 * 256 * 512)
+
+
 def test_windows_bound_the_context():
   window = (models.LayerKind(window_tokens=8), models.LayerKind())
   plain = models.ModelConfig(**CONFIG)
@@ -118,6 +179,10 @@ def test_activations_are_those_that_the_docstring_counts(remat, expected):
     remat=remat,
   )
   assert models.bytes_per_token(config) == expected
+  # Three inputs of each layer, 2 * 5 bytes; in one, two more of each.
+  told = dataclasses.replace(config, layer_inputs=5)
+  layers = 3 if remat == 'none' else 1
+  assert models.bytes_per_token(told) == expected + 30 + layers * 20
   # On two devices: half of all, and 2 * 8 * 2 bytes that are read whole.
   shared = {'none': 3 * 344, 'layer': 392, 'attention': 452, 'offload': 376}
   assert models.bytes_per_token(config, tensor=2) == shared[remat]

@@ -32,7 +32,10 @@ def errors(model: models.Transformer, params: Any) -> Iterator[float]:
 
 
 def differentiated(
-  model: models.Transformer, params: Any, mesh: dict[str, int]
+  model: models.Transformer,
+  params: Any,
+  mesh: dict[str, int],
+  layout: str = 'shared',
 ) -> Any:
   """The gradient of one batch, and what else `differentiate` finds."""
   shape = {
@@ -45,7 +48,7 @@ def differentiated(
   method = learning.METHODS['grpo']()
   learner = learning.make_learner(method, mesh=mesh, **shape)
   rows = dataclasses.replace(
-    learning.spec('shared', 8),
+    learning.spec(layout, 8),
     shards=sharding.row_shards(learner.mesh),
     parts=learner.mesh.shape['context'],
   )

@@ -119,6 +119,8 @@ FAMILIES = {
     experts=models.Experts(6, 2, 20, biases=True),
   ),
   'uneven': tiny.UNEVEN,
+  'gemma 4': tiny.SHARING,
+  'gemma 4 with experts': tiny.BESIDE,
   'adapters': dict(lora=models.LowRank(3, 5.0), num_kv_heads=4),
 }
 LENGTHS = (11, 7, 1)

@@ -87,8 +87,13 @@ def test_attention_is_computed_once_more_under_layer_alone():
 
 @pytest.mark.parametrize(
   'changes',
-  [{}, pytest.param(tiny.FANCY, marks=pytest.mark.long)],
-  ids=['plain', 'fancy'],
+  [
+    {},
+    pytest.param(tiny.FANCY, marks=pytest.mark.long),
+    pytest.param(tiny.STATES, marks=pytest.mark.long),
+    pytest.param(tiny.SHARING, marks=pytest.mark.long),
+  ],
+  ids=['plain', 'fancy', 'states', 'sharing'],
 )
 def test_gradients_do_not_depend_on_the_policy(changes):
   rows = layout.shared_prompt(*tiny.ragged(), 8)

@@ -49,6 +49,14 @@ def test_the_rest_of_a_head_is_not_turned_and_frequencies_are_of_the_share():
   np.testing.assert_array_equal(still, x)
 
 
+def test_proportionally_the_fast_pairs_of_the_whole_head_are_turned():
+  config = models.ModelConfig(8, head_dim=16, rope_base=10_000.0)
+  kind = models.LayerKind(rotated=0.5, proportional=True)
+  found = layers.frequencies(config, kind)
+  whole = layers.frequencies(config, models.LayerKind())
+  np.testing.assert_array_equal(found, [*whole[:4], 0, 0, 0, 0])
+
+
 def test_a_layer_has_the_frequencies_and_the_scale_of_its_own_size():
   config = models.ModelConfig(8, head_dim=16, rope_base=10_000.0)
   kind = models.LayerKind(head_dim=8, attention_scale=0.7)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import models
+from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import layout
 from tests import tiny
@@ -21,7 +22,11 @@ def logp(changes, params=None):
   return jax.jit(lambda p: models.score(model, p, ROWS).logp)(params)
 
 
-@pytest.mark.parametrize('changes', [{}, tiny.FANCY], ids=['plain', 'fancy'])
+@pytest.mark.parametrize(
+  'changes',
+  [{}, tiny.FANCY, tiny.SHARING],
+  ids=['plain', 'fancy', 'sharing'],
+)
 def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
   model = tiny.model(**changes)
   expected = logp(changes)
@@ -31,6 +36,24 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
   assert len(layers['layers']) == model.config.num_layers
   assert 'blocks' not in layers and 'tail' not in layers
   np.testing.assert_allclose(logp(changes, layers), expected, atol=1e-5)
+
+
+def test_what_layers_share_gets_the_gradients_of_all():
+  """Of two stacks as of single layers."""
+  model = tiny.model(**tiny.SHARING)
+
+  def gradient(prepare):
+    def loss(params):
+      return jnp.sum(models.score(model, prepare(params), ROWS).logp)
+
+    return jax.jit(jax.grad(loss))(tiny.params(model))
+
+  found, expected = map(gradient, (lambda x: x, model.unstack))
+  tiny.assert_trees_close(found, expected)
+  assert all(map(np.any, jax.tree.leaves(found['inputs'])))
+  for layer in (*found['blocks'], *found['tail']):
+    assert not np.any(layer.pop('layer_scale'))
+    assert all(map(np.any, jax.tree.leaves(layer)))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +73,14 @@ def test_scanned_unrolled_recomputed_and_unstacked_agree(changes):
     dict(post_norms=True),
     dict(attention_scale=1.0),
     dict(attention_cap=0.1),
+    dict(value_norm=True),
+    dict(layer_scales=True),
+    dict(layer_inputs=4),
+    dict(pattern=(models.LayerKind(keys_as_values=True),)),
+    dict(
+      pattern=(*(models.LayerKind(),) * 3, models.LayerKind(shares_kv=True))
+    ),
+    dict(pattern=(models.LayerKind(rotated=0.5, proportional=True),)),
     dict(logit_cap=0.1),
     dict(norm_epsilon=0.1),
     dict(compute_dtype='bfloat16'),
@@ -126,6 +157,18 @@ def test_parameter_count_and_stacking():
   leaves = jax.tree.leaves(params)
   assert sum(x.size for x in leaves) == expected
   assert all(x.shape[0] == 4 for x in jax.tree.leaves(params['blocks']))
+
+
+@pytest.mark.parametrize('changes', [tiny.SHARING, tiny.BESIDE])
+def test_factors_do_not_decay_and_only_the_table_is_not_trained(changes):
+  model = tiny.model(**changes)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
+    names = sharding.path_names(path)
+    assert model.decays(names) != names[-1].endswith('scale'), names
+    assert model.trains(names) == (names[-1] != 'input_table')
+  adapted = tiny.model(**changes, lora=models.LowRank(2, 4.0))
+  assert not adapted.trains(('inputs', 'input_table'))
 
 
 def test_every_parameter_gets_a_gradient():

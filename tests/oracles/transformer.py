@@ -22,6 +22,9 @@ and the fields of the config. A sequence has no padding here.
                (https://arxiv.org/abs/2508.10925)
   DeepSeek V3  sigmoid scores, a correction of the choice, groups, an MLP that
                every token passes (https://arxiv.org/abs/2412.19437, 12 to 16)
+  Gemma 4      values through a norm, proportional rotation, layers that read
+               keys and values of others, inputs of each layer, an MLP beside
+               experts, factors of the stream (transformers' gemma4)
   Llama 4      queries that grow with ln(1 + floor(position / trained))
 """
 
@@ -47,10 +50,22 @@ def logits(config: Any, params: Any, tokens: Any, positions: Any) -> Any:
     config.embedding_scale * _wide(params['embedding'])[token]
     for token in tokens
   ]
+  told = None
+  if config.layer_inputs:
+    told = _layer_inputs(config, params['inputs'], tokens, stream)
+  known = {}  # keys and values, by window
+  places = _places(config, params)
   for number in range(config.num_layers):
     kind = config.pattern[number % len(config.pattern)]
-    weights = _layer(config, params, number)
-    stream = _decoder_layer(config, kind, weights, stream, positions)
+    weights = places[number]
+    stream = _decoder_layer(config, kind, weights, stream, positions, known)
+    if told is not None:
+      stream = [
+        x + _told(config, weights, x, y[number])
+        for x, y in zip(stream, told, strict=True)
+      ]
+    if config.layer_scales:
+      stream = [x * _wide(weights['layer_scale'])[0] for x in stream]
   scale = _wide(params['final_norm']['scale'])
   if config.tied_embeddings:
     output = _wide(params['embedding']).T
@@ -64,27 +79,65 @@ def _wide(x):
   return np.asarray(x, np.float64)
 
 
-def _layer(config, params, number):
-  """The weights of one layer; those of a kind are stacked by repetition."""
-  repetition, place = divmod(number, len(config.pattern))
-  if (repetition + 1) * len(config.pattern) > config.num_layers:
-    return params['tail'][place]
+def _places(config, params):
+  """The weights of every layer; those of a kind are stacked by repetition.
 
-  def pick(tree):
-    if isinstance(tree, dict):
-      return {name: pick(branch) for name, branch in tree.items()}
-    return tree[repetition]
+  Layers that share keys and values are stacked by themselves, and the kinds of
+  a stack are the shortest that repeat.
+  """
+  kinds = [
+    config.pattern[n % len(config.pattern)] for n in range(config.num_layers)
+  ]
+  own = sum(not kind.shares_kv for kind in kinds)
+  blocks, tail = iter(params['blocks']), iter(params.get('tail', []))
+  found = []
+  for part in kinds[:own], kinds[own:]:
+    period = len(config.pattern)
+    if own < len(kinds):
+      period = next(n for n in range(1, len(part) + 1) if part[n:] == part[:-n])
+    repeats = len(part) // period if part else 0
+    stacked = [next(blocks) for _ in range(period)] if part else []
+    found += [_pick(x, n) for n in range(repeats) for x in stacked]
+    found += [next(tail) for _ in part[period * repeats :]]
+  return found
 
-  return pick(params['blocks'][place])
+
+def _pick(tree, repetition):
+  if isinstance(tree, dict):
+    return {name: _pick(branch, repetition) for name, branch in tree.items()}
+  return tree[repetition]
 
 
-def _decoder_layer(config, kind, weights, stream, positions):
+def _layer_inputs(config, weights, tokens, stream):
+  """Of every token what each layer is told: f64[L,size]."""
+  shape = config.num_layers, config.layer_inputs
+  size = config.layer_inputs
+  found = []
+  for token, x in zip(tokens, stream, strict=True):
+    row = _wide(weights['input_table'])[token].reshape(shape) * math.sqrt(size)
+    made = x @ _wide(weights['input_projection']) / math.sqrt(config.width)
+    scale = weights['norm']['scale']
+    made = [_rms_norm(y, scale, config) for y in made.reshape(shape)]
+    found.append((np.stack(made) + row) / math.sqrt(2))
+  return found
+
+
+def _told(config, weights, x, y):
+  inputs = weights['inputs']
+  y = _gated(config, x @ _wide(inputs['input_gate']), y)
+  y = y @ _wide(inputs['input_down'])
+  return _rms_norm(y, weights['inputs_post_norm']['scale'], config)
+
+
+def _decoder_layer(config, kind, weights, stream, positions, known):
   """h = x + attention(norm(x)), then h + mlp(norm(h)), for every token."""
   before = stream
   if config.pre_norms:
     scale = weights['attention_norm']['scale']
     before = [_rms_norm(x, scale, config) for x in stream]
-  mixed = _attention(config, kind, weights['attention'], before, positions)
+  mixed = _attention(
+    config, kind, weights['attention'], before, positions, known
+  )
   if config.post_norms:
     scale = weights['attention_post_norm']['scale']
     mixed = [_rms_norm(x, scale, config) for x in mixed]
@@ -95,21 +148,40 @@ def _decoder_layer(config, kind, weights, stream, positions):
     y = x
     if config.pre_norms:
       y = _rms_norm(x, weights['mlp_norm']['scale'], config)
-    if kind.experts:
+    if kind.experts and config.experts.beside_mlp:
+      y = _beside(config, weights, x, y)
+    elif kind.experts:
       z = _experts(config, weights['experts'], y)
       if config.experts.shared_width:
         z = z + _shared(config, weights['shared'], y)
       y = z
     else:
-      gate, up, down = (
-        _adapted(config, weights['mlp'], name)
-        for name in ('gate', 'up', 'down')
-      )
-      y = _gated(config, y @ gate, y @ up) @ down
+      y = _mlp(config, weights, y)
     if config.post_norms:
       y = _rms_norm(y, weights['mlp_post_norm']['scale'], config)
     result.append(x + factor * y)
   return result
+
+
+def _mlp(config, weights, y):
+  gate, up, down = (
+    _adapted(config, weights['mlp'], name) for name in ('gate', 'up', 'down')
+  )
+  return _gated(config, y @ gate, y @ up) @ down
+
+
+def _beside(config, weights, x, y):
+  """The MLP of y and the experts of x, each behind a norm."""
+  experts = weights['experts']
+  scale = _wide(experts['input_scale']) / math.sqrt(config.width)
+  told = _rms_norm(x, scale, config)
+  z = _rms_norm(x, weights['experts_norm']['scale'], config)
+  z = _experts(config, experts, z, told)
+  return _rms_norm(
+    z, weights['experts_post_norm']['scale'], config
+  ) + _rms_norm(
+    _mlp(config, weights, y), weights['dense_post_norm']['scale'], config
+  )
 
 
 def _rms_norm(x, scale, config):
@@ -146,29 +218,24 @@ def _adapted(config, weights, name):
   return whole + config.lora.alpha / config.lora.rank * np.tensordot(a, b, 1)
 
 
-def _attention(config, kind, weights, stream, positions):
+def _attention(config, kind, weights, stream, positions, known):
   """Every token attends to itself and to those before it in its window."""
-  query, key, value, output = (
-    _adapted(config, weights, name)
-    for name in ('query', 'key', 'value', 'output')
-  )
+  query, output = (_adapted(config, weights, x) for x in ('query', 'output'))
   kv_heads = kind.num_kv_heads or config.num_kv_heads
-  queries, keys, values = [], [], []
+  queries = []
   for x, position in zip(stream, positions, strict=True):
     q = [x @ query[:, h] for h in range(config.num_heads)]
-    k = [x @ key[:, h] for h in range(kv_heads)]
-    v = [x @ value[:, h] for h in range(kv_heads)]
     if config.qkv_bias:
       q = [a + b for a, b in zip(q, _wide(weights['query_bias']), strict=True)]
-      k = [a + b for a, b in zip(k, _wide(weights['key_bias']), strict=True)]
-      v = [a + b for a, b in zip(v, _wide(weights['value_bias']), strict=True)]
     if config.qk_norm:  # before the rotation
       q = _head_norms(config, weights['query_norm']['scale'], q)
-      k = _head_norms(config, weights['key_norm']['scale'], k)
     growth = _growth(config, kind, position)
     queries.append([growth * _turned(config, kind, a, position) for a in q])
-    keys.append([_turned(config, kind, a, position) for a in k])
-    values.append(v)
+  if not kind.shares_kv:
+    known[kind.window_tokens] = _keys_and_values(
+      config, kind, weights, stream, positions
+    )
+  keys, values = known[kind.window_tokens]
   scale = kind.attention_scale or config.attention_scale
   if scale is None:
     scale = 1 / math.sqrt(kind.head_dim or config.head_dim)
@@ -197,6 +264,28 @@ def _attention(config, kind, weights, stream, positions):
   return mixed
 
 
+def _keys_and_values(config, kind, weights, stream, positions):
+  """Of every token, those of each head."""
+  heads = kind.num_kv_heads or config.num_kv_heads
+  key = value = _adapted(config, weights, 'key')
+  if not kind.keys_as_values:
+    value = _adapted(config, weights, 'value')
+  keys, values = [], []
+  for x, position in zip(stream, positions, strict=True):
+    k = [x @ key[:, h] for h in range(heads)]
+    v = [x @ value[:, h] for h in range(heads)]
+    if config.qkv_bias:
+      k = [a + b for a, b in zip(k, _wide(weights['key_bias']), strict=True)]
+      v = [a + b for a, b in zip(v, _wide(weights['value_bias']), strict=True)]
+    if config.qk_norm:
+      k = _head_norms(config, weights['key_norm']['scale'], k)
+    if config.value_norm:
+      v = [_rms_norm(one, np.ones(len(one)), config) for one in v]
+    keys.append([_turned(config, kind, a, position) for a in k])
+    values.append(v)
+  return keys, values
+
+
 def _head_norms(config, scale, heads):
   """Each head through the norm, or all of them as one vector."""
   if not config.qk_norm_joint:
@@ -219,6 +308,11 @@ def _turned(config, kind, x, position):
   That is the form of Hugging Face's weights. YaRN multiplies the result.
   """
   size = int(len(x) * kind.rotated)
+  if kind.proportional:  # only the fast pairs of the whole head are turned
+    half = len(x) // 2
+    turned = _turned_whole(config, kind, x, position)
+    fast = np.arange(len(x)) % half < size // 2
+    return np.where(fast, turned, x)
   if size < len(x):  # the first entries are a smaller head, which is turned
     rest = x[size:]
     if not size:
@@ -277,10 +371,10 @@ def _angles(config, kind, size):
   return theta / s * ramp + theta * (1 - ramp), factor
 
 
-def _experts(config, weights, x):
+def _experts(config, weights, x, told=None):
   """The k best experts, each with its weight."""
   described = config.experts
-  scores = x @ _wide(weights['router'])
+  scores = (x if told is None else told) @ _wide(weights['router'])
   if described.biases:
     scores = scores + _wide(weights['router_bias'])
   if described.scores == 'sigmoid':
@@ -309,7 +403,10 @@ def _experts(config, weights, x):
       products.append(product)
       if name == 'up':
         hidden = _gated(config, *products)
-    y = y + described.scale * worth[e] / total * products[2]
+    weight = described.scale * worth[e] / total
+    if described.beside_mlp:
+      weight = weight * _wide(weights['output_scale'])[e]
+    y = y + weight * products[2]
   return y
 
 

@@ -126,6 +126,40 @@ def test_layers_of_several_sizes_have_caches_of_theirs():
   assert found == 2 * 4 * sum(places) / 3
 
 
+@pytest.mark.quick
+def test_layers_that_share_keys_and_values_have_no_cache():
+  """By hand: twice 2 heads of 8 and 4 places, and one of 12 entries."""
+  model = dataclasses.replace(tiny.CONFIG, **tiny.SHARING)
+  made = types.SimpleNamespace(
+    model=model,
+    sampling_mesh=sharding.make_mesh(),
+    prompt_tokens=7,
+    schedule=types.SimpleNamespace(shards=1),
+    _compute=4,
+  )
+  found = arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+  local, whole = (24 * 4 + 6 * 4) * 2 * 8, (24 * 10 + 6 * 7) * 12
+  assert found == 2 * 4 * 2 * (local + whole)
+
+
+@pytest.mark.quick
+def test_rows_have_the_states_of_their_layers_and_prompts_none():
+  model = dataclasses.replace(tiny.CONFIG, **tiny.STATES)
+  made = types.SimpleNamespace(
+    model=model,
+    sampling_mesh=sharding.make_mesh(tensor=2),
+    prompt_tokens=7,
+    schedule=types.SimpleNamespace(shards=3),
+    _compute=4,
+  )
+  found = arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+  # Two layers with the delta rule: two inputs of 2 * 2 * 6 + 4 * 10 numbers,
+  # and four states of 6 x 10. One of 32 channels, and one of 2 heads of 8.
+  states = 2 * (2 * (24 + 40) + 4 * 60) + 2 * 32
+  places = 2 * (24 * 10 + 6 * 7) * 2 * 8
+  assert found == 4 * (24 * states + places) / 2 / 3
+
+
 # An environment whose turns are drawn when they are asked for.
 PLAYED = {
   'environment.name': 'tests.run.environments_test:guess',
@@ -176,7 +210,7 @@ def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
   *_, least = limits._pool_bytes(made.run.config, made.run.model.config)
   whole = jax.tree.leaves(pools[48].cache)
   assert least == sum(x.nbytes for x in whole)
-  hosts = [one.parked for one, _ in kept if one.parked is not None]
+  hosts = [one.context.parked for one in kept if one.context.parked is not None]
   assert len(hosts) == parked
   each = {sum(x.nbytes for x in jax.tree.leaves(one)) for one in hosts}
   assert counted.parked == parked * sum(each)

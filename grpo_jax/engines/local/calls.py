@@ -31,6 +31,7 @@ from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import next_token
 from grpo_jax.engines.local.pools import Context
+from grpo_jax.engines.local.pools import Kept
 from grpo_jax.engines.local.pools import Pool
 from grpo_jax.engines.local.pools import Turn
 from grpo_jax.engines.protocol import GOING
@@ -122,7 +123,8 @@ class Queue:
     self._reading = contexts.Programs(model, mesh)
     self._pools: dict[int, Pool] = {}
     self._waiting: list[Turn] = []
-    self._contexts: dict[tuple[int, int], tuple[Context, np.ndarray]] = {}
+    self._contexts: dict[tuple[int, int], Kept] = {}
+    self._has_states = model.config.has_states
     self._prompts: dict[bytes, Context] = {}
     self._choices: next_token.Choices | None = None
     self._clock = 0
@@ -192,8 +194,7 @@ class Queue:
     for place in itertools.count():
       if (number, place) not in self._contexts:
         return
-      context, _ = self._contexts.pop((number, place))
-      self._leave(context)
+      self._leave(self._contexts.pop((number, place)).context)
 
   def _leave(self, context: Context) -> None:
     """A context has a user less."""
@@ -228,6 +229,8 @@ class Queue:
     taken = pool.pick(0)
     for one in taken, host_arrays.to_host(taken):
       pool.place(one, 0)
+    if self._has_states:
+      pool.pick_states(0)
 
   def _seat_some(self) -> bool:
     """Gives rows to calls that wait, as far as they can have them now."""
@@ -253,7 +256,7 @@ class Queue:
 
   def _seat(self, turn: Turn) -> bool:
     """Gives a row to a call; False if it has to wait."""
-    source, shared = self._source(turn)
+    source, shared, states = self._source(turn)
     if source is not None and source.read < shared:
       return False  # it is read just now
     width = layout.bucket(
@@ -278,6 +281,9 @@ class Queue:
         turn.parked = cache is not None
         if cache is None:
           cache = self._pools[source.width].copy(source)
+        if self._has_states:  # the source may have gone on
+          states = host_arrays.to_host(states) if turn.parked else states
+          cache = [a or b for a, b in zip(states, cache, strict=True)]
       pool.seat(context, row, cache)
     context.ids, context.read, context.turn = turn.ids, shared, turn
     context.users += 1
@@ -287,22 +293,31 @@ class Queue:
       self._prompts[prompt], context.prompt = context, prompt
     return True
 
-  def _source(self, turn: Turn) -> tuple[Context | None, int]:
+  def _source(self, turn: Turn) -> tuple[Context | None, int, Any]:
     """From which context a call goes on, and how much of it is shared.
 
     The last token of a call is never shared: what is behind it is drawn from
-    the pass that reads it. And the last that was drawn is in no cache yet.
+    the pass that reads it. And the last that was drawn is in no cache yet. Of a
+    model with states all that was read is shared, or nothing.
+
+    Returns:
+      The context; how many of its ids; and what the states were behind these.
     """
     follows, most = turn.request.follows, len(turn.ids) - 1
     if follows is None:
       context = self._prompts.get(turn.ids[:-1].tobytes())
-      return context, most if context is not None else 0
+      return (None, 0, None) if context is None else (
+        context, most, context.states
+      )  # fmt: skip
     if follows not in self._contexts:
-      return None, 0  # forgotten
-    context, ids = self._contexts[follows]
-    most = min(most, len(ids) - 1)
-    differ = np.flatnonzero(ids[:most] != turn.ids[:most])
-    return context, int(differ[0]) if len(differ) else most
+      return None, 0, None  # forgotten
+    context, ids, states = self._contexts[follows]
+    shared = min(most, len(ids) - 1)
+    differ = np.flatnonzero(ids[:shared] != turn.ids[:shared])
+    shared = int(differ[0]) if len(differ) else shared
+    if self._has_states and (states is None or shared < len(ids) - 1):
+      return None, 0, None
+    return context, shared, states
 
   def _read(self) -> None:
     """Reads what is new in the contexts that have got a row."""
@@ -313,6 +328,10 @@ class Queue:
           by_piece.setdefault(self._piece(self._unread(one)), []).append(one)
         for piece, some in sorted(by_piece.items()):
           self._read_piece(pool, piece, some)
+      for one in pool.drawn_on if self._has_states else ():
+        if one.prompt is not None and one.states is None:
+          assert one.row is not None
+          one.states = pool.pick_states(one.row)
 
   @staticmethod
   def _unread(context: Context) -> int:
@@ -435,7 +454,11 @@ class Queue:
 
   def _keep(self, context: Context, turn: Turn, one: Sampled) -> None:
     """Notes what others may go on from."""
-    whole = np.concatenate([turn.ids, one.ids])
+    whole, states = np.concatenate([turn.ids, one.ids]), None
+    # Behind a stop string more may have been read than is kept.
+    if self._has_states and len(one.ids) == turn.age:
+      assert context.row is not None
+      states = self._pools[context.width].pick_states(context.row)
     context.ids, context.read, context.turn = whole, len(whole) - 1, None
     context.waits_since = self._clock
-    self._contexts[turn.number, turn.place] = context, whole
+    self._contexts[turn.number, turn.place] = Kept(context, whole, states)

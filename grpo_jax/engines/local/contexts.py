@@ -1,11 +1,12 @@
 """The compiled programs of calls: read, decode, pick and place.
 
-A row has a cache of its whole context, so that it can wait for an environment
-and then go on where it was:
+A row has a cache of its whole context, or its states behind that, so that it
+can wait for an environment and then go on where it was:
 
 - `read` reads what is new in the contexts of some rows;
 - `decode` draws one token after another for all rows that are drawn on;
-- `pick` and `place` copy the cache of one row out of the others, and back.
+- `pick` and `place` copy the cache of one row out of the others, and back;
+  `pick_states` copies what layers with a state keep of it.
 
 What a row computes depends on its own tokens alone: on where they were read and
 where they were drawn, not on the other rows, and not on which row it is. Shapes
@@ -90,7 +91,8 @@ class Programs:
     Args:
       params: What `sampler_params` returned.
       cache: For each layer the keys and values of the rows of a pool, f[B,...]
-        with M places, see `attention.cache_axes`; or their states.
+        with M places, see `attention.cache_axes`; or their states. () of one
+        that shares keys and values.
       rows: i32[E], numbered on each data shard by itself.
       tokens: i32[E,Q].
       start: i32[E], the position of the first of them.
@@ -165,6 +167,15 @@ class Programs:
   def pick_context(self, cache: Any, row: Array) -> Any:
     """The cache of one row, f[1,...] for each layer, on every data shard."""
     return jax.tree.map(lambda x: sharding.pick_row(x, row), cache)
+
+  def pick_states_alone(self, cache: Any, row: Array) -> Any:
+    """`pick_context` of layers with a state; nothing of the others."""
+    kinds = self.model.config.kinds
+    states = [
+      () if kind.mixer == 'attention' else layer
+      for kind, layer in zip(kinds, cache, strict=True)
+    ]
+    return self.pick_context(states, row)
 
   def place_context(self, cache: Any, one: Any, row: Array) -> Any:
     """The caches of a pool with that of one row in its place.
@@ -241,5 +252,6 @@ class Programs:
 read = sampler.compiled('read_contexts', donated=(2,))
 decode = sampler.compiled('decode_contexts', donated=(2,))
 pick = sampler.compiled('pick_context')
+pick_states = sampler.compiled('pick_states_alone')
 place = sampler.compiled('place_context', donated=(1,))
 _shortest = sampler.compiled('shortest_cache')

@@ -7,6 +7,7 @@ another needs it; then it is parked on the host, and comes back unchanged.
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Context:
     prompt: The bytes of the ids by which calls that follow none find it; None
       if they do not.
     waits_since: When its last turn ended, in turns of the queue.
+    states: What the states were when its first ids had been read; see `Kept`.
   """
 
   width: int
@@ -71,6 +73,23 @@ class Context:
   users: int = 0
   prompt: bytes | None = None
   waits_since: int = 0
+  states: Any = None
+
+
+class Kept(NamedTuple):
+  """What others may go on from.
+
+  Attributes:
+    context: Whose cache holds it, perhaps with more behind it.
+    ids: i32[n], up to the last that was drawn, which is in no cache yet.
+    states: What the states were when the others had been read, from
+      `Pool.pick_states`: the context may have gone on since then, and a state
+      does not go back. None if nobody can go on from there.
+  """
+
+  context: Context
+  ids: np.ndarray
+  states: Any
 
 
 class Pool:
@@ -116,6 +135,10 @@ class Pool:
   def pick(self, row: int) -> Any:
     """The cache of a row."""
     return contexts.pick(self._programs, self.cache, np.int32(row))
+
+  def pick_states(self, row: int) -> Any:
+    """What is kept of a row that does not grow; see `contexts`."""
+    return contexts.pick_states(self._programs, self.cache, np.int32(row))
 
   def place(self, cache: Any, row: int) -> None:
     """Puts a cache of one row, of this pool or another, into a row."""

@@ -84,6 +84,7 @@ class Preparation:
   ):
     self._whole: Any = None
     self._layers, self._rest = [], {}
+    self._blocks, self._tail = model.config.blocks, model.config.tail
     self._same: list[str] = []  # what is not copied
     place: Any = None
     if mesh is not None:
@@ -112,8 +113,8 @@ class Preparation:
     }
     layers = list(zip(half['layers'], place['layers'], strict=True))
     blocks, tail = params['blocks'], params.get('tail', [])
-    repeated = layers[: len(blocks)]
-    last = layers[len(layers) - len(tail) :]
+    repeated = [layers[numbers[0]] for _, numbers in self._blocks]
+    last = [layers[number] for _, number in self._tail]
     for given, is_stacked, where in (
       (blocks, True, repeated),
       (tail, False, last),
@@ -128,8 +129,10 @@ class Preparation:
     if self._whole is not None:
       return [(self._whole, [(_without(params, self._same),)])]
     blocks, tail = params['blocks'], params.get('tail', [])
-    repeats = range(jax.tree.leaves(blocks)[0].shape[0])
-    layers = [[(x, np.int32(i)) for i in repeats] for x in blocks]
+    layers = [
+      [(x, np.int32(i)) for i in range(len(numbers))]
+      for x, (_, numbers) in zip(blocks, self._blocks, strict=True)
+    ]
     layers += [[(x,)] for x in tail]
     rest = [[({name: params[name]},)] for name in self._rest]
     programs = [*self._rest.values(), *self._layers]
@@ -145,10 +148,14 @@ class Preparation:
       return made[0][0] | {name: params[name] for name in self._same}
     number = len(self._rest)
     rest = {name: x for (one,) in made[:number] for name, x in one.items()}
-    kinds = len(params['blocks'])
-    blocks, tail = made[number : number + kinds], made[number + kinds :]
-    layers = [x for repeat in zip(*blocks, strict=True) for x in repeat]
-    return {**rest, 'layers': layers + [x for (x,) in tail]}
+    numbers = [list(layers) for _, layers in self._blocks]
+    numbers += [[layer] for _, layer in self._tail]
+    layers = {
+      layer: x
+      for own, found in zip(numbers, made[number:], strict=True)
+      for layer, x in zip(own, found, strict=True)
+    }
+    return {**rest, 'layers': [layers[layer] for layer in sorted(layers)]}
 
   def lower(self, params: Any, mesh: Any) -> list[tuple[Any, int]]:
     """The programs, lowered from shapes, and how often each is called."""

@@ -71,7 +71,8 @@ class Rows(NamedTuple):
     prompt_length: i32[A], of each lane's prompt.
     prompt_cache: For each layer the keys and values of the prompts, f[A,...]
       with N positions; see `attention.cache_axes`. A layer with a shorter
-      window has only as many as its window, and one with a state has nothing.
+      window has only as many as its window. One with a state, or one that
+      shares those of another, has nothing.
     cache: For each layer the keys and values of the rows' own tokens, f[B,...]
       with M positions, or as many as the window; or the rows' states, in which
       their prompts are too, see `states`.
@@ -243,7 +244,7 @@ class Sampler:
     columns = max(
       layer[0].shape[self._axes.positions[0]]
       for kind, layer in zip(self.model.config.kinds, rows.cache, strict=True)
-      if kind.mixer == 'attention'
+      if kind.mixer == 'attention' and layer
     )
     rows, drawn = draw_until(
       self.model, params, rows, read, alive, columns, limit, floor,
@@ -326,7 +327,7 @@ class Sampler:
       places = _places(kind, columns)
       return tuple(
         function(x, axis, places)
-        for x, axis in zip(layer, self._axes.positions, strict=True)
+        for x, axis in zip(layer, self._axes.positions, strict=bool(layer))
       )
 
     return list(map(one, self.model.config.kinds, cache))
@@ -376,15 +377,15 @@ class Sampler:
     def make_states():
       made = function.states
 
-      def inputs(x, number, kept):
-        found, kept = made.inputs(there(x), number, kept)
+      def convolve(x, taps, kept):
+        found, kept = made.convolve(there(x), taps, kept)
         return back(found), kept
 
       def recur(arrays, kept):
         output, kept = made.recur(there(arrays), kept)
         return back(output), kept
 
-      return made._replace(inputs=inputs, recur=recur)
+      return made._replace(convolve=convolve, recur=recur)
 
     return attention.Attention(attend, make_states)
 

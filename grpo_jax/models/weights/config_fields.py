@@ -16,6 +16,9 @@ from grpo_jax.models.weights.families import Fields
 GROWTH = 'llama_4_scaling_beta'
 """Of rotary positions: see `RopeScaling.query_growth`."""
 
+LAYER_SIZES = 'head_dim', 'num_key_value_heads'
+"""Fields of a layer's own, where `per_layer_config` has some."""
+
 Problem = Callable[[Any], str]
 """From a value to what is needed in its place; '' if it may stay."""
 
@@ -86,6 +89,8 @@ _KINDS = {
       'block_multiple_of', 'full_attention_interval',
       'linear_key_head_dim', 'linear_value_head_dim',
       'linear_num_key_heads', 'linear_num_value_heads',
+      'global_head_dim', 'num_global_key_value_heads',
+      'vocab_size_per_layer_input',
     ),
     COUNT,
   ),
@@ -98,6 +103,8 @@ _KINDS = {
   'first_k_dense_replace': _count(0),
   'num_nextn_predict_layers': _count(0, 1_000),
   'n_shared_experts': _count(0),
+  'num_kv_shared_layers': _count(0),
+  'hidden_size_per_layer_input': _count(0),
   'shared_expert_intermediate_size': _count(0),
   # Of the mean square of what a norm reads: with 1 or more it would be most of
   # it.
@@ -116,6 +123,7 @@ _KINDS = {
     (
       'tie_word_embeddings', 'use_sliding_window', 'norm_topk_prob',
       'attention_bias', 'use_qk_norm', 'block_auto_adjust_ff_dim',
+      'attention_k_eq_v', 'use_double_wide_mlp', 'enable_moe_block',
     ),
     _FLAG,
   ),
@@ -124,11 +132,21 @@ _KINDS = {
     lambda value: value in (0, 1), 'numbers, 1 for a layer that rotates and 0'
   ),
   'layer_types': _listed(_is_text, 'texts'),
+  'per_layer_config': _needs(
+    lambda value: isinstance(value, Mapping)
+    and all(
+      isinstance(sizes, Mapping) and {*sizes} <= {*LAYER_SIZES}
+      for sizes in value.values()
+    ),
+    f'an object from numbers of layers to their {" and ".join(LAYER_SIZES)} is',
+  ),
   **dict.fromkeys(
     ('mlp_only_layers', 'full_attn_idxs'),
     _listed(_between(_WHOLE, 0, _MOST), 'numbers of layers, from 0'),
   ),
 }  # fmt: skip
+
+_FULL = 'full_attention'
 
 _ROPE = {
   **dict.fromkeys(
@@ -154,7 +172,8 @@ _NULL = {
   'max_position_embeddings', 'original_max_position_embeddings',
   'final_logit_softcapping', 'attn_logit_softcapping', 'mlp_only_layers',
   'layer_types', 'rope_theta', 'rope_local_base_freq', 'no_rope_layers',
-  'partial_rotary_factor', 'full_attn_idxs',
+  'partial_rotary_factor', 'full_attn_idxs', 'num_global_key_value_heads',
+  'per_layer_config',
 }  # fmt: skip
 
 
@@ -169,6 +188,9 @@ def check(fields: Fields, called: Mapping[str, str]) -> None:
     if name in _KINDS and (value is not None or name not in _NULL):
       given = f'{called.get(name, name)}={value!r:.60}'
       _refuse(_KINDS[name](value), given)
+  for layer, sizes in (fields.get('per_layer_config') or {}).items():
+    for name, value in sizes.items():
+      _refuse(COUNT(value), f'{name}={value!r:.60} for layer {layer}')
   for name in ('rope_scaling', 'rope_parameters'):
     rope = fields.get(name)
     if rope and not isinstance(rope, Mapping):
@@ -258,6 +280,19 @@ def _contradictions(fields: Fields) -> Iterator[str]:
   ):
     yield 'use_sliding_window=True and max_window_layers=None'
   layers = fields['num_hidden_layers']
+  shared = fields.get('num_kv_shared_layers', 0)
+  if shared >= layers:
+    yield (
+      f'num_kv_shared_layers={shared} and num_hidden_layers={layers}, but some '
+      'have keys and values that are shared'
+    )
+  if fields.get('hidden_size_per_layer_input'):
+    rows, vocab = fields['vocab_size_per_layer_input'], fields['vocab_size']
+    if rows != vocab:
+      yield f'vocab_size_per_layer_input={rows} and vocab_size={vocab}'
+  kinds = fields.get('layer_types')
+  if 'num_kv_shared_layers' in fields and kinds and kinds[-1] != _FULL:
+    yield f'layer_types, whose last is not {_FULL!r}, as the last layer is'
   listed = fields.get('no_rope_layers')
   if listed is not None and len(listed) < layers:
     yield f'no_rope_layers of {len(listed)} and num_hidden_layers={layers}'

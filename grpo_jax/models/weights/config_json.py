@@ -19,6 +19,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.models import config as config_lib
 from grpo_jax.models.config import DeltaHeads
 from grpo_jax.models.config import Experts
 from grpo_jax.models.config import LayerKind
@@ -103,6 +104,7 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     experts = _experts(row, fields)
   features = dict(
     activation=_activation(fields),
+    attention_scale=_attention_scale(fields, head_dim),
     **_norms_and_biases(fields),
     **_states(fields, kinds),
   )
@@ -117,14 +119,14 @@ def config_from_huggingface(config_json: Fields, **computed) -> ModelConfig:
     rope_base=wide.base,
     norm_epsilon=fields['rms_norm_eps'],
     tied_embeddings=fields['tie_word_embeddings'],
-    pattern=shortest_pattern(kinds),
+    pattern=config_lib.shortest_pattern(kinds),
     rope_scaling=scaling,
     embedding_scale=math.sqrt(width)
     if row.scaled_embedding
     else fields.get('embedding_multiplier', 1.0),
     residual_scale=fields.get('residual_multiplier', 1.0),
-    attention_scale=_attention_scale(fields, head_dim),
     attention_cap=fields.get('attn_logit_softcapping'),
+    layer_inputs=fields.get('hidden_size_per_layer_input', 0),
     logit_divisor=fields.get('logits_scaling', 1.0),
     logit_cap=fields.get('final_logit_softcapping'),
     experts=experts,
@@ -279,6 +281,8 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
   if known.get('rope_parameters', '') is None:
     del known['rope_parameters']
   fields = {**row.defaults, **known}
+  if not fields.get('enable_moe_block', True):
+    fields = {k: x for k, x in fields.items() if k not in _ROUTING}
   for name in families.REQUIRED:
     if fields.get(name) is None:
       raise ValueError(
@@ -289,15 +293,27 @@ def _fields(row: Family, config_json: Fields) -> dict[str, Any]:
   return fields
 
 
-def further_layers(config_json: Fields) -> tuple[int, ...]:
-  """The numbers of layers behind the last, which draw several tokens at once.
+def left_out(config_json: Fields) -> tuple[str, ...]:
+  """Prefixes of stored names that are no part of the model.
 
-  They are stored as layers are, and are no part of the model.
+  Layers behind the last draw several tokens at once. Where a layer shares keys
+  and values of another, those that are stored of its own are read by nothing.
   """
-  fields = _fields(family_of(config_json), config_json)
+  row = family_of(config_json)
+  fields = _fields(row, config_json)
   layers = fields['num_hidden_layers']
   number = fields.get('num_nextn_predict_layers', 0)
-  return tuple(range(layers, layers + number))
+  unread = [
+    f'model.layers.{layer}.self_attn.{name}'
+    for layer in sharing_layers(fields)
+    for name in ('k_proj.', 'v_proj.', 'k_norm.', 'v_norm.')
+  ]
+  further = [f'model.layers.{i}.' for i in range(layers, layers + number)]
+  return *row.left_out, *further, *unread
+
+
+# Fields that say nothing where `enable_moe_block` is false.
+_ROUTING = 'num_experts', 'num_experts_per_tok', 'moe_intermediate_size'
 
 
 class _Rope(NamedTuple):
@@ -306,6 +322,7 @@ class _Rope(NamedTuple):
   base: float
   scaling: RopeScaling | None
   rotated: float
+  proportional: bool = False
 
 
 def _kinds(
@@ -334,10 +351,43 @@ def _kinds(
       rope_scaled=rope.scaling == scaling,
       experts=experts,
       rotated=rope.rotated if rotates else 0.0,
+      proportional=rope.proportional,
     )
 
   rotates = [row.rotates(fields, i) for i in range(len(types))]
-  return [kind(*layer) for layer in zip(types, sparse, rotates, strict=True)]
+  kinds = [kind(*layer) for layer in zip(types, sparse, rotates, strict=True)]
+  return [_own(fields, i, kind) for i, kind in enumerate(kinds)]
+
+
+def _own(fields: Fields, layer: int, kind: LayerKind) -> LayerKind:
+  """A layer with what fields of Gemma 4 say of it alone."""
+  full = kind.window_tokens is None
+  same = full and fields.get('attention_k_eq_v', False)
+  shares = layer in sharing_layers(fields)
+  sizes = fields.get('per_layer_config')
+  if sizes is not None:
+    sizes = sizes.get(str(layer), {})
+  else:
+    sizes = {'head_dim': fields.get('global_head_dim') if full else None}
+    if same:
+      sizes['num_key_value_heads'] = fields['num_global_key_value_heads']
+  usual = {name: fields[name] for name in config_fields.LAYER_SIZES}
+  sizes = {k: x for k, x in sizes.items() if x not in (None, usual[k])}
+  wide = shares and fields['use_double_wide_mlp']
+  return dataclasses.replace(
+    kind,
+    head_dim=sizes.get('head_dim'),
+    num_kv_heads=sizes.get('num_key_value_heads'),
+    mlp_width=2 * fields['intermediate_size'] if wide else None,
+    keys_as_values=same and not shares,
+    shares_kv=shares,
+  )
+
+
+def sharing_layers(fields: Fields) -> range:
+  """The numbers of the layers that have no keys and values of their own."""
+  layers = fields['num_hidden_layers']
+  return range(layers - fields.get('num_kv_shared_layers', 0), layers)
 
 
 # Kinds of scaling that are computed here, and their fields beside the factor
@@ -378,6 +428,8 @@ def _rope(row: Family, given: Fields, base: float, fields: Fields) -> _Rope:
   base, kind = float(given.get('rope_theta') or base), _rope_kind(given)
   said = given.get('partial_rotary_factor')
   said = said or fields.get('partial_rotary_factor')
+  if kind == 'proportional' and row.proportional and not given.get('factor'):
+    return _Rope(base, None, said or 1.0, proportional=True)
   rotated = (said or 1.0) if row.rotated is None else row.rotated
   if said not in (None, rotated):
     raise ValueError(
@@ -434,9 +486,16 @@ def _written_ropes(row: Family, config: ModelConfig) -> dict[str, Any]:
     # transformers 5 takes the older `rope_theta` for some layers alone there.
     plain = dict(rope_type='default', rope_theta=config.rope_base)
     full = {**plain, **(fields['rope_scaling'] or {})}
+    shares = {kind.rotated for kind in config.pattern if kind.proportional}
+    if shares:
+      share = dict(partial_rotary_factor=max(shares))
+      full = {**full, 'rope_type': 'proportional', **share}
+    base = fields.get('rope_local_base_freq', config.rope_base)
     fields['rope_parameters'] = dict(
-      full_attention=full, sliding_attention=plain
+      full_attention=full, sliding_attention={**plain, 'rope_theta': base}
     )
+  if row.proportional:  # it never had the older form
+    return dict(rope_parameters=fields['rope_parameters'])
   return fields
 
 
@@ -520,25 +579,6 @@ def _activation(fields: Fields) -> str:
   return _ACTIVATIONS[given]
 
 
-def shortest_pattern(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
-  """The shortest pattern whose repetitions begin with these kinds.
-
-  Args:
-    kinds: The kind of each layer.
-
-  Returns:
-    The first layers; the last repetition may be cut short.
-
-  >>> wide, local = LayerKind(), LayerKind(window_tokens=4)
-  >>> len(shortest_pattern([local, local, wide, local, local, wide, local]))
-  3
-  """
-  for length in range(1, len(kinds)):
-    if all(a == b for a, b in zip(kinds, kinds[length:])):
-      return tuple(kinds[:length])
-  return tuple(kinds)
-
-
 def config_to_huggingface(
   config: ModelConfig, architecture: str | None = None
 ) -> dict[str, Any]:
@@ -560,7 +600,8 @@ def config_to_huggingface(
   ['LlamaForCausalLM']
   """
   computed = {name: getattr(config, name) for name in COMPUTED}
-  meant = dataclasses.replace(config, pattern=shortest_pattern(config.kinds))
+  shortest = config_lib.shortest_pattern(config.kinds)
+  meant = dataclasses.replace(config, pattern=shortest)
   rows = families.FAMILIES
   if architecture is not None:
     rows = (families.family(architecture),)
@@ -629,6 +670,7 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     linear_conv_kernel_dim=config.taps or 2,
     block_auto_adjust_ff_dim=False,
     **_written_delta(config),
+    **_written_sizes(config),
     **_written_experts(config),
   )
   read = {*families.REQUIRED, *row.defaults}
@@ -649,6 +691,22 @@ def _written(row: Family, config: ModelConfig) -> dict[str, Any]:
     ),
     **_written_ropes(row, config),
   }
+
+
+def _written_sizes(config: ModelConfig) -> dict[str, Any]:
+  """What fields of Gemma 4 say of some layers alone."""
+  kinds = config.kinds
+  full = next((k for k in kinds if k.window_tokens is None), kinds[0])
+  return dict(
+    global_head_dim=config.of(full).head_dim,
+    num_global_key_value_heads=config.of(full).num_kv_heads,
+    attention_k_eq_v=any(kind.keys_as_values for kind in kinds),
+    num_kv_shared_layers=sum(kind.shares_kv for kind in kinds),
+    use_double_wide_mlp=any(kind.mlp_width for kind in kinds),
+    hidden_size_per_layer_input=config.layer_inputs,
+    vocab_size_per_layer_input=config.vocab_size,
+    enable_moe_block=config.experts is not None,
+  )
 
 
 def _layer_type(row: Family, kind: LayerKind) -> str:

@@ -113,6 +113,36 @@ def _packed_experts(tensors: Tensors) -> Tensors:
   return {**tensors, **{('experts', ours): x for ours, x in names.items()}}
 
 
+def _gemma4(tensors: Tensors) -> Tensors:
+  """The names of Gemma 4: packed experts, more norms, and inputs of layers."""
+  layer = 'model.layers.{layer}.'
+  packed = Layout(transposed=True, experts=True, packed=True)
+  inputs = 'model.per_layer_'
+  names = {
+    ('layer_scale',): 'layer_scalar',
+    ('experts', 'input_scale'): 'router.scale',
+    ('experts', 'output_scale'): 'router.per_expert_scale',
+    ('experts_norm', 'scale'): 'pre_feedforward_layernorm_2.weight',
+    ('experts_post_norm', 'scale'): 'post_feedforward_layernorm_2.weight',
+    ('dense_post_norm', 'scale'): 'post_feedforward_layernorm_1.weight',
+    ('inputs_post_norm', 'scale'): 'post_per_layer_input_norm.weight',
+  }
+  return {
+    **tensors,
+    **{ours: Tensor(layer + theirs) for ours, theirs in names.items()},
+    **{
+      ('experts', name): Tensor(f'{layer}experts.{name}_proj', packed)
+      for name in ('gate', 'up', 'down')
+    },
+    ('experts', 'router'): _linear(f'{layer}router.proj'),
+    ('inputs', 'input_gate'): _linear(f'{layer}per_layer_input_gate'),
+    ('inputs', 'input_down'): _linear(f'{layer}per_layer_projection'),
+    ('inputs', 'input_table'): Tensor('model.embed_tokens_per_layer.weight'),
+    ('inputs', 'input_projection'): _linear(f'{inputs}model_projection'),
+    ('inputs', 'norm', 'scale'): Tensor(f'{inputs}projection_norm.weight'),
+  }
+
+
 def _lfm2() -> Tensors:
   """The names of LFM2; see `_FUSED_CONVOLUTION`."""
   layer = 'model.layers.{layer}.'
@@ -317,6 +347,14 @@ _FUSED_SHORTCONV = Fused(
 )
 
 
+_FUSED_ROWS_OF_EXPERTS = Fused(
+  'model.layers.{layer}.experts.gate_up_proj',
+  tuple(f'model.layers.{{layer}}.experts.{one}_proj' for one in ('gate', 'up')),
+  sizes=lambda config: (_expert_width(config),) * 2,
+  axis=-2,
+)
+
+
 def _rotates(fields: Fields, layer: int) -> bool:
   """Of SmolLM3, whose field has 1 for a layer that rotates."""
   listed = fields['no_rope_layers']
@@ -473,6 +511,7 @@ class Family:
     scaled_embedding: Whether embeddings are multiplied by sqrt(width).
     rope_bases: Base of the rotary frequencies where none is given: of layers
       without a window, and of those with one, None if that is the same.
+    proportional: Whether rotary positions may be proportional; see `LayerKind`.
     scales_windows: Whether a scaling of rotary positions that is given for all
       layers is that of layers with a window too.
     tensors: Where parameters are stored in Hugging Face folders.
@@ -511,6 +550,7 @@ class Family:
   quantized: str | None = None
   scaled_embedding: bool = False
   rope_bases: tuple[float, float | None] = (10_000.0, None)
+  proportional: bool = False
   scales_windows: bool = True
   tensors: Tensors = dataclasses.field(default_factory=hugging_face)
   fused: tuple[Fused, ...] = ()
@@ -782,6 +822,75 @@ _QWEN3_5_MOE = dataclasses.replace(
   fused=(*_QWEN3_5.fused, _PACKED_GATE),
   packed=_PACKED,
 )
+
+_GEMMA4 = Family(
+  'Gemma4ForCausalLM',
+  'gemma4_text',
+  dict(
+    _COMMON,
+    vocab_size=262_144,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_hidden_layers=30,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=256,
+    hidden_activation='gelu_pytorch_tanh',
+    tie_word_embeddings=True,
+    sliding_window=512,
+    final_logit_softcapping=None,
+    global_head_dim=512,
+    num_global_key_value_heads=None,
+    per_layer_config=None,
+    attention_k_eq_v=False,
+    num_kv_shared_layers=0,
+    use_double_wide_mlp=False,
+    hidden_size_per_layer_input=256,
+    vocab_size_per_layer_input=262_144,
+    enable_moe_block=False,
+    num_experts=None,
+    num_experts_per_tok=None,
+    moe_intermediate_size=None,
+    rope_parameters=dict(
+      full_attention=dict(
+        rope_type='proportional',
+        rope_theta=1_000_000.0,
+        partial_rotary_factor=0.25,
+      ),
+      sliding_attention=dict(rope_type='default', rope_theta=10_000.0),
+    ),
+  ),
+  called=dict(num_experts_per_tok='top_k_experts'),
+  fixed=dict(
+    **_ATTENTION_BIAS,
+    # Images alone look ahead by this.
+    use_bidirectional_attention=(
+      'vision',
+      'attention of texts that looks ahead is not computed here',
+    ),
+  ),
+  windows=lambda fields, layer: (
+    (layer + 1) % 6 > 0 and layer + 1 < fields['num_hidden_layers']
+  ),
+  layer_types=True,
+  features=dict(
+    qk_norm=True,
+    value_norm=True,
+    post_norms=True,
+    layer_scales=True,
+    attention_scale=1.0,
+  ),
+  routing=dict(beside_mlp=True),
+  scaled_embedding=True,
+  rope_bases=(1_000_000.0, 10_000.0),
+  proportional=True,
+  scales_windows=False,
+  tensors=_gemma4(hugging_face(norms=_BOTH)),
+  fused=(_FUSED_ROWS_OF_EXPERTS,),
+)
+
+# Of its models that see and hear.
+_OF_GEMMA4 = 'vision_tower', 'embed_vision', 'audio_tower', 'embed_audio'
 
 FAMILIES = (
   Family(
@@ -1114,6 +1223,25 @@ FAMILIES = (
     fused=(_HEADS_IN_TURN, *_KEY_HEADS_IN_TURN, _FUSED_TAPS),
     prefixes=(),
     left_out=('mtp.',),
+  ),
+  _GEMMA4,
+  _inside(
+    _GEMMA4,
+    'Gemma4ForConditionalGeneration',
+    'gemma4',
+    left_out=_sees(*_OF_GEMMA4),
+  ),
+  dataclasses.replace(
+    _inside(
+      _GEMMA4,
+      'Gemma4UnifiedForConditionalGeneration',
+      'gemma4_unified',
+      left_out=_sees(*_OF_GEMMA4, 'vision_embedder'),
+    ),
+    defaults=dict(
+      _GEMMA4.defaults, sliding_window=1024, hidden_size_per_layer_input=0
+    ),
+    inner_type='gemma4_unified_text',
   ),
 )
 """All families, the plainest first: what several can express, it is."""

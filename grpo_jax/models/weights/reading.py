@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding
 import numpy as np
 
 from grpo_jax.config import gguf_files
+from grpo_jax.mesh import sharding
 from grpo_jax.models import axes
 from grpo_jax.models import quantized
 from grpo_jax.models.config import LowRank
@@ -241,14 +242,14 @@ def _from_folder(
   if row.quantized == 'mxfp4':
     reader = mxfp4.Mxfp4(reader)
   try:
-    further = config_json_lib.further_layers(config_json)
+    left_out = config_json_lib.left_out(config_json)
   except ValueError as error:
     raise ValueError(f'{folder}: {error}') from error
-  left_out = *row.left_out, *(f'model.layers.{i}.' for i in further)
   stored = {
     _meant(row, name): one
     for name, one in reader.tensors.items()
     if not name.startswith(left_out)
+    and not _meant(row, name).startswith(left_out)
     # Rotary frequencies, which some old folders of Llama hold.
     and not name.endswith('rotary_emb.inv_freq')
   }
@@ -415,15 +416,16 @@ def load(
   Args:
     source: The model, opened.
     config: Its `config`, or one that differs in how the model is computed.
-    place: A tree of `NamedSharding`, as `sharding.param_shardings` makes it.
-      None puts everything on the first device.
+    place: A tree of `NamedSharding`, as `sharding.param_shardings` makes it; of
+      parameters that it lacks nothing is read. None puts everything on the
+      first device.
     dtype: Of matrices: `'float32'`, or `'bfloat16'` for weights that are not
       trained; or `'int8'` or `'nf4'`, in which those of layers are quantized,
       the others being bfloat16. Scales and biases are float32.
     rounded: Whether `dtype` may have fewer bits than what is stored.
 
   Returns:
-    The tree of `Transformer.init`, without adapters.
+    The tree of `Transformer.init`, without adapters; or that of `place`.
 
   Raises:
     ValueError: A tensor is missing, is one too many, or has another shape than
@@ -434,13 +436,22 @@ def load(
   kind = dtype if dtype in LowRank.QUANTIZED else None
   dtype = 'bfloat16' if kind else dtype
   _check_each(source, wanted, dtype, rounded)
-  structure = jax.tree.structure(tree)
-  places = [None] * len(wanted)
-  if place is not None:
-    places = structure.flatten_up_to(place)
-  return structure.unflatten(
-    _load(source, parameter, np.dtype(dtype), where, kind)
-    for parameter, where in zip(wanted, places, strict=True)
+  if place is None:
+    return jax.tree.structure(tree).unflatten(
+      _load(source, parameter, np.dtype(dtype), None, kind)
+      for parameter in wanted
+    )
+  by_path = {one.path: one for one in wanted}
+  return jax.tree_util.tree_map_with_path(
+    lambda path, where: _load(
+      source,
+      by_path[sharding.path_names(path)],
+      np.dtype(dtype),
+      where,
+      kind,
+    ),
+    place,
+    is_leaf=quantized.is_quantized,
   )
 
 

@@ -404,14 +404,13 @@ def _parameter(
   config: ModelConfig, path: tuple[str, ...], shape, tensors: Tensors
 ) -> Parameter:
   """One of them, from its path and its shape in the tree."""
-  period, repeats = len(config.pattern), config.repeats
   experts = config.experts.number if config.experts else 0
   layers, layer = None, 0
   if path[0] == 'blocks':
-    layers = tuple(int(path[1]) + period * i for i in range(repeats))
+    layers = tuple(config.blocks[int(path[1])][1])
     shape = shape[1:]
   elif path[0] == 'tail':
-    layer = int(path[1]) + period * repeats
+    layer = config.tail[int(path[1])][1]
   inside = path[2:] if path[0] in ('blocks', 'tail') else path
   if inside not in tensors:
     raise ValueError(

@@ -159,6 +159,7 @@ def _layout(
     micro_tokens=most_tokens,
     shards=sharding.row_shards(mesh),
     share=model.shares_prompts(platform),
+    branches=model.reads_branches,
     parts=mesh.shape['context'],
     part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )

@@ -308,7 +308,11 @@ def _place_bytes(
 ) -> int:
   """The bytes of keys and values of a token, in layers of these kinds."""
   size = 2 if shape.compute_dtype == 'bfloat16' else 4
-  sizes = [shape.of(kind) for kind in kinds if kind.mixer == 'attention']
+  sizes = [
+    shape.of(kind)
+    for kind in kinds
+    if kind.mixer == 'attention' and not kind.shares_kv
+  ]
   return sum(2 * one.num_kv_heads * one.head_dim * size for one in sizes)
 
 

@@ -388,7 +388,7 @@ def initial(
     return _checked(found, spec)
   assert isinstance(model, models.Transformer)
   if spec.path and not spec.has_adapters:
-    found = _read(spec, model, mesh, 'float32')
+    found = _read(spec, model, mesh, 'float32', wanted)
   else:
     found = _random(spec, lambda x: split(model, x).trained, model, wanted)
   return _checked(found, spec)
@@ -397,7 +397,7 @@ def initial(
 def frozen(
   spec: WeightsSpec, model: models.Model, mesh: jax.sharding.Mesh
 ) -> Any:
-  """The parameters that no update changes, on the mesh; None without adapters.
+  """The parameters that no update changes, on the mesh; None if there are none.
 
   They are in no checkpoint: every start reads them again, from `model.path`, or
   draws them from the seed.
@@ -405,13 +405,13 @@ def frozen(
   Raises:
     ValueError: As `initial`.
   """
-  if not spec.has_adapters:
+  dtype = spec.base_dtype
+  wanted = abstract(model, mesh, dtype).frozen
+  if wanted is None:
     return None
   assert isinstance(model, models.Transformer)
-  dtype = spec.base_dtype
   if spec.path:
-    return _checked(_read(spec, model, mesh, dtype), spec)
-  wanted = abstract(model, mesh, dtype).frozen
+    return _checked(_read(spec, model, mesh, dtype, wanted), spec)
 
   def part(params):
     kept = split(model, params).frozen
@@ -455,14 +455,13 @@ def _read(
   model: models.Transformer,
   mesh: jax.sharding.Mesh,
   dtype: str,
+  wanted: Any,
 ) -> Any:
-  """All parameters from `model.path`, but for adapters."""
+  """Those of the parameters from `model.path` that are wanted."""
   found = source(spec.path)
   if isinstance(found, RunWeights):
-    return _read_run(found, model, mesh, dtype)
-  wanted = abstract(model, mesh, dtype)
-  beside = wanted.trained if wanted.frozen is None else wanted.frozen
-  place = jax.tree.map(lambda x: x.sharding, beside)
+    return _read_run(found, model, mesh, dtype, wanted)
+  place = jax.tree.map(lambda x: x.sharding, wanted)
   plain = dataclasses.replace(model.config, lora=None)
   # Frozen weights may be rounded; a config that asks for it says so.
   return weights.load(found, plain, place, dtype, rounded=True)
@@ -473,6 +472,7 @@ def _read_run(
   model: models.Transformer,
   mesh: jax.sharding.Mesh,
   dtype: str,
+  wanted: Any,
 ) -> Any:
   """The newest policy of another run, its adapters merged into its weights."""
   if dtype != 'float32':
@@ -489,7 +489,10 @@ def _read_run(
   whole = quantized.whole(saved.params)
   whole = jax.tree.map(lambda x: x.astype(dtype), whole)
   adapters = saved.model.config.lora
-  return whole if adapters is None else lora.merge(whole, adapters)
+  whole = whole if adapters is None else lora.merge(whole, adapters)
+  leaves = jax.tree_util.tree_leaves_with_path(wanted)
+  paths = {sharding.path_names(path) for path, _ in leaves}
+  return lora.split(whole, lambda path: path in paths)[0]
 
 
 class Policy(NamedTuple):

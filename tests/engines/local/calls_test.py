@@ -13,10 +13,12 @@ from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import contexts
 from grpo_jax.mesh import sharding
 from tests import compilations
+from tests import drawing
 from tests import tiny
 
 SAMPLING = engines.Sampling(eos_ids=(3, 7, 11))
 FANCY = {**tiny.FANCY, 'num_layers': 3}
+STATES = {**tiny.STATES, 'num_layers': 3}
 # Of each call: the one that it follows, how much of its end is left out, what
 # is new, and the most tokens.
 TREE = (
@@ -128,8 +130,13 @@ def test_a_call_draws_what_a_request_by_itself_draws(reference):
 
 @pytest.mark.parametrize(
   'made',
-  [model(**FANCY), models.Transformer(tiny.EXPERTS)],
-  ids=['windows', 'experts'],
+  [
+    model(**FANCY),
+    model(**tiny.SHARING),
+    models.Transformer(tiny.EXPERTS),
+    model(**STATES),
+  ],
+  ids=['windows', 'sharing', 'experts', 'states'],
 )
 @pytest.mark.long
 def test_other_models_do_so_too(made):
@@ -144,6 +151,18 @@ def test_other_models_do_so_too(made):
     np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
     if one.routing is not None:
       np.testing.assert_array_equal(one.routing, other.routing)
+
+
+@pytest.mark.quick
+def test_a_layer_that_shares_keys_has_no_cache_where_it_draws():
+  made = model(**tiny.SHARING)
+  shapes = jax.eval_shape(made.init, jax.random.key(0))
+  drawer = engine(made, mesh=sharding.make_mesh())
+  drawn = drawing.abstract_rows(drawer, shapes, 2, 4, SAMPLING, 8)
+  read = jax.eval_shape(made.unstack, shapes)
+  pool = contexts.Programs(made).shapes(read, 3, 24)
+  for layers in drawn.cache, drawn.prompt_cache, pool:
+    assert [len(layer) for layer in layers] == [2] * 4 + [0] * 3
 
 
 def test_caches_in_the_order_of_accelerators_do_so_too(reference):

@@ -266,8 +266,9 @@ def test_nor_do_caches_that_grow_twice(asked, plain):
 
 
 @pytest.mark.long
-def test_nor_does_any_of_it_under_windows_or_grouped_heads(asked):
-  model = tiny.model(**tiny.FANCY)
+@pytest.mark.parametrize('changes', [tiny.FANCY, tiny.SHARING])
+def test_nor_does_any_of_it_under_windows_or_grouped_heads(asked, changes):
+  model = tiny.model(**changes)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(schedule_lib.Schedule, 'sizes', [])
     plain, *_ = generate(asked, model)

@@ -31,6 +31,17 @@ _SMALL = dict(
   eos_token_id=2,
 )
 _GEMMA = dict(_SMALL, sliding_window=4, query_pre_attn_scalar=8)
+_GEMMA4 = dict(
+  _SMALL,
+  num_hidden_layers=4,
+  layer_types=['sliding_attention', 'full_attention'] * 2,
+  sliding_window=4,
+  global_head_dim=16,
+  num_kv_shared_layers=2,
+  use_double_wide_mlp=True,
+  hidden_size_per_layer_input=4,
+  vocab_size_per_layer_input=20,
+)
 _DELTA = dict(
   _SMALL,
   layer_types=['linear_attention', 'full_attention'],
@@ -180,6 +191,58 @@ CASES: dict[str, dict[str, Any]] = {
   ),
   'Qwen3NextForCausalLM': dict(
     _DELTA, **_EXPERTS, model_type='qwen3_next', mlp_only_layers=[1]
+  ),
+  # One with experts beside its MLPs, and one with inputs of layers.
+  'Gemma4ForCausalLM': dict(
+    _GEMMA4,
+    model_type='gemma4_text',
+    num_hidden_layers=2,
+    layer_types=['sliding_attention', 'full_attention'],
+    num_kv_shared_layers=0,
+    hidden_size_per_layer_input=0,
+    attention_k_eq_v=True,
+    enable_moe_block=True,
+    num_experts=3,
+    top_k_experts=2,
+    moe_intermediate_size=8,
+  ),
+  'Gemma4ForConditionalGeneration': dict(
+    model_type='gemma4',
+    text_config=dict(_GEMMA4, model_type='gemma4_text'),
+    vision_config=dict(
+      hidden_size=8,
+      intermediate_size=8,
+      num_hidden_layers=1,
+      num_attention_heads=1,
+      num_key_value_heads=1,
+      head_dim=8,
+      patch_size=2,
+      position_embedding_size=4,
+    ),
+    audio_config=None,
+    tie_word_embeddings=True,
+  ),
+  'Gemma4UnifiedForConditionalGeneration': dict(
+    model_type='gemma4_unified',
+    text_config=dict(
+      {
+        name: value
+        for name, value in _GEMMA4.items()
+        if 'per_layer' not in name and 'double' not in name
+      },
+      model_type='gemma4_unified_text',
+      num_kv_shared_layers=0,
+      attention_k_eq_v=True,
+    ),
+    vision_config=dict(
+      patch_size=2,
+      pooling_kernel_size=1,
+      mm_embed_dim=12,
+      mm_posemb_size=4,
+      output_proj_dims=12,
+    ),
+    audio_config=dict(audio_embed_dim=8),
+    tie_word_embeddings=True,
   ),
 }
 

@@ -22,6 +22,14 @@ GEMMA3 = real_models.MODELS['gemma-3-1b']
 SMOLLM3 = real_models.MODELS['SmolLM3-3B']
 PHI4 = real_models.MODELS['Phi-4']
 GLM4 = real_models.MODELS['GLM-4-9B']
+GEMMA4 = {
+  'architectures': ['Gemma4ForCausalLM'],
+  **real_models.MODELS['Gemma-4-E2B']['text_config'],
+}
+GEMMA4_MOE = {
+  'architectures': ['Gemma4ForCausalLM'],
+  **real_models.MODELS['Gemma-4-26B-A4B']['text_config'],
+}
 LFM2 = real_models.MODELS['LFM2-1.2B']
 LFM2_MOE = dict(
   LFM2,
@@ -221,6 +229,49 @@ def test_gemma():
   assert config.attention_scale is None  # the usual one
 
 
+def test_layers_of_gemma_4():
+  config = read(GEMMA4)
+  local, wide = config.kinds[3:5]
+  assert (local.window_tokens, wide.window_tokens) == (512, None)
+  assert (local.rope_base, wide.rope_base) == (10_000.0, None)
+  assert (local.head_dim, wide.head_dim) == (None, 512)
+  assert (local.rotated, wide.rotated) == (1.0, 0.25)
+  assert (local.proportional, wide.proportional) == (False, True)
+  assert config.attention_scale == 1.0 and config.rope_base == 1e6
+  first, second = config.stacks
+  assert (first.first, first.number, len(first.pattern)) == (0, 15, 5)
+  assert (second.first, second.number, len(second.pattern)) == (15, 20, 5)
+  assert all(k.shares_kv and k.mlp_width == 12288 for k in second.pattern)
+  assert config.sources == [*range(15), *([13] * 4 + [14]) * 4]
+  narrow = read(GEMMA4, use_double_wide_mlp=False)
+  assert all(kind.mlp_width is None for kind in narrow.kinds)
+  assert len(read(GEMMA4, num_kv_shared_layers=0).pattern) == 5
+  moe = read(GEMMA4_MOE)
+  assert moe.experts == models.Experts(128, 8, 704, beside_mlp=True)
+  wide = moe.pattern[5]
+  assert wide.keys_as_values and wide.num_kv_heads == 2
+  assert not any(kind.keys_as_values for kind in moe.pattern[:5])
+
+
+def test_sizes_of_layers_in_both_forms_mean_the_same():
+  for fields in GEMMA4, GEMMA4_MOE:
+    newer = dict(fields)
+    sizes = {'head_dim': newer.pop('global_head_dim')}
+    if heads := newer.pop('num_global_key_value_heads', None):
+      sizes['num_key_value_heads'] = heads
+    newer['per_layer_config'] = {
+      str(layer): sizes
+      for layer, kind in enumerate(fields['layer_types'])
+      if kind == 'full_attention'
+    }
+    assert read(newer) == read(fields)
+  left_out = {k: x for k, x in GEMMA4.items() if k != 'rope_parameters'}
+  assert read(left_out) == read(GEMMA4)
+  del left_out['layer_types']  # then every sixth, and the last
+  assert kinds(read(left_out))[4:6] == [512, None]
+  assert kinds(read(left_out))[-1] is None
+
+
 def test_which_layers_have_experts():
   moe = dict(real_models.MODELS['Qwen3-30B-A3B'], num_hidden_layers=4)
   assert read(moe).experts == models.Experts(128, 8, 768, normalized=True)
@@ -289,6 +340,33 @@ def test_how_it_is_computed_is_ours():
     (PHI4, dict(partial_rotary_factor=0.3), 'rotary positions turn pairs'),
     (PHI4, dict(partial_rotary_factor=1.5), 'partial_rotary_factor=1.5'),
     (GLM4, dict(partial_rotary_factor=1.0), 'the share of 0.5 is rotated'),
+    (GEMMA4, dict(use_bidirectional_attention='all'), 'looks ahead'),
+    (GEMMA4, dict(attention_bias=True), 'attention_bias=True'),
+    (GEMMA4, dict(num_kv_shared_layers=35), 'num_kv_shared_layers=35'),
+    (GEMMA4, dict(num_kv_shared_layers=32), 'which no layer before it'),
+    (GEMMA4, dict(vocab_size_per_layer_input=7), 'per_layer_input=7'),
+    (GEMMA4, dict(hidden_size_per_layer_input=-1), 'per_layer_input=-1'),
+    (GEMMA4, dict(layer_types=['sliding_attention'] * 35), 'whose last is not'),
+    (GEMMA4, dict(per_layer_config={'4': {'mlp': 3}}), "per_layer_config={'4'"),
+    (GEMMA4, dict(per_layer_config={'4': {'head_dim': 0}}), 'head_dim=0'),
+    (GEMMA4, dict(per_layer_config=[3]), 'per_layer_config=[3]'),
+    (GEMMA4, dict(global_head_dim=0), 'global_head_dim=0'),
+    (GEMMA4_MOE, dict(top_k_experts=None), 'top_k_experts=None'),
+    (GEMMA4_MOE, dict(num_experts=None), 'num_experts=None'),
+    (
+      LLAMA,
+      dict(rope_scaling=dict(rope_type='proportional')),
+      "rope_type='proportional'",
+    ),
+    (
+      GEMMA4,
+      dict(
+        rope_parameters=dict(
+          full_attention=dict(rope_type='default', partial_rotary_factor=0.25)
+        )
+      ),
+      'partial_rotary_factor=0.25',
+    ),
     (LFM2, dict(conv_bias=True), 'conv_bias=True'),
     (LFM2_MOE, dict(use_expert_bias=False), 'use_expert_bias=False'),
     (LFM2_MOE, dict(num_dense_layers=-1), 'num_dense_layers=-1'),

@@ -14,6 +14,7 @@ from safetensors import numpy as safetensors
 
 from grpo_jax import models
 from grpo_jax.mesh import sharding
+from grpo_jax.models import lora
 from grpo_jax.models import weights
 from grpo_jax.models.weights import safetensors as safetensors_lib
 from tests import tiny
@@ -210,6 +211,55 @@ def test_a_text_model_is_found_inside_a_model_with_images(tmp_path):
     safetensors.save_file(renamed | image, folder / 'model.safetensors')
     assert weights.source(folder).config() == one.model.config
     golden.assert_same_trees(load(folder), one.params)
+
+
+def test_what_sees_hears_or_is_read_by_nobody_is_left_out(tmp_path):
+  one = golden.golden('gemma4')
+  text = json.loads((one.source.path / 'config.json').read_text())
+  text.pop('architectures')
+  described = dict(
+    architectures=['Gemma4ForConditionalGeneration'],
+    model_type='gemma4',
+    text_config=text,
+  )
+  stored = safetensors.load_file(one.source.path / 'model.safetensors')
+  more = dict.fromkeys(
+    [
+      'model.vision_tower.patch_embedder.input_proj.weight',
+      'model.audio_tower.layers.0.norm.weight',
+      'model.embed_vision.embedding_projection.weight',
+      'model.embed_audio.embedding_projection.weight',
+      # Of layers that share keys and values.
+      'model.language_model.layers.3.self_attn.k_proj.weight',
+      'model.language_model.layers.7.self_attn.v_proj.weight',
+      'model.language_model.layers.7.self_attn.k_norm.weight',
+    ],
+    np.ones((2, 2), np.float32),
+  )
+  inner = {
+    name.replace('model.', 'model.language_model.', 1): x
+    for name, x in stored.items()
+  }
+  (tmp_path / 'config.json').write_text(json.dumps(described))
+  safetensors.save_file(inner | more, tmp_path / 'model.safetensors')
+  assert weights.source(tmp_path).config() == one.model.config
+  golden.assert_same_trees(load(tmp_path), one.params)
+  # Layer 2 has its own.
+  name = 'model.language_model.layers.2.self_attn.k_proj.weight'
+  inner.pop(name)
+  safetensors.save_file(inner, tmp_path / 'model.safetensors')
+  with pytest.raises(ValueError, match='layers.2.self_attn.k_proj.weight'):
+    load(tmp_path)
+
+
+def test_only_what_has_a_place_is_read():
+  one = golden.golden('gemma4')
+  where = place(one.model, fsdp=2)
+  table = ('inputs', 'input_table')
+  parts = lora.split(where, lambda path: path == table)
+  found = [weights.load(one.source, one.model.config, part) for part in parts]
+  assert len(jax.tree.leaves(found[0])) == 1
+  golden.assert_same_trees(lora.join(*found), one.params)
 
 
 def test_tensors_that_repeat_what_is_known_are_passed_over(folder):

@@ -73,6 +73,22 @@ VISION = dict(
   num_position_embeddings=4,
 )
 
+GEMMA4 = dict(
+  SMALL,
+  num_attention_heads=2,
+  num_key_value_heads=2,
+  global_head_dim=16,
+  sliding_window=4,
+  final_logit_softcapping=5.0,
+  rms_norm_eps=0.01,
+  rope_parameters=dict(
+    full_attention=dict(
+      rope_type='proportional', rope_theta=50.0, partial_rotary_factor=0.5
+    ),
+    sliding_attention=dict(rope_type='default', rope_theta=20.0),
+  ),
+)
+
 CASES = {
   'llama': transformers.LlamaConfig(
     **SMALL,
@@ -267,6 +283,29 @@ CASES = {
       rope_type='default', rope_theta=100.0, partial_rotary_factor=0.25
     ),
   ),
+  # Two stacks of layers, each with a last repetition that is cut short.
+  'gemma4': transformers.Gemma4TextConfig(
+    **GEMMA4 | dict(num_hidden_layers=8, intermediate_size=16),
+    layer_types=['sliding_attention', 'full_attention', 'sliding_attention']
+    + ['full_attention', 'sliding_attention'] * 2
+    + ['full_attention'],
+    num_kv_shared_layers=5,
+    use_double_wide_mlp=True,
+    hidden_size_per_layer_input=4,
+    vocab_size_per_layer_input=70,
+  ),
+  'gemma4_moe': transformers.Gemma4TextConfig(
+    **GEMMA4,
+    layer_types=['sliding_attention', 'full_attention', 'full_attention'],
+    attention_k_eq_v=True,
+    num_global_key_value_heads=1,
+    hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=70,
+    enable_moe_block=True,
+    num_experts=6,
+    top_k_experts=2,
+    moe_intermediate_size=12,
+  ),
   'qwen3_vl': transformers.Qwen3VLConfig(
     text_config=dict(
       SMALL,
@@ -303,6 +342,8 @@ def randomize(model: torch.nn.Module) -> None:
   for name, buffer in model.named_buffers():
     if name.endswith(CORRECTIONS):
       torch.nn.init.normal_(buffer, std=0.2)
+    if name.endswith('layer_scalar'):
+      buffer += torch.randint(-4, 5, (1,)) / 16
 
 
 def round_weights(model: torch.nn.Module) -> None:

@@ -284,6 +284,11 @@ COUNTS = {
   'Qwen3.5-9B': 8_953_803_264,
   'Qwen3.5-35B-A3B': 34_660_610_688,
   'Qwen3-Next-80B-A3B': 79_674_391_296,
+  # And a factor of the stream for each layer, which is no parameter there.
+  'Gemma-4-E2B': 4_628_569_344 + 35,
+  'Gemma-4-E4B': 7_463_013_376 + 42,
+  'Gemma-4-26B-A4B': 25_233_141_760 + 30,
+  'Gemma-4-31B': 30_697_345_280 + 60,
 }
 SHAPES = pathlib.Path(__file__).parents[3] / 'configs' / 'shapes'
 MODELS |= {

@@ -231,9 +231,20 @@ def test_branches_are_shared_where_a_model_of_ones_own_obeys_the_mask(kind):
   assert (spec.kind, spec.share) == ('padded', kind == 'mask')
 
 
+def test_layers_with_a_state_share_prompts_and_read_no_branches():
+  mesh, config = sharding.make_mesh(), config_lib.Config()
+  for changes, branches in ({}, True), (tiny.STATES, False):
+    model = tiny.model(**changes)
+    spec = build_learner._layout(config, model, mesh, 'auto', 0)
+    assert (spec.share, spec.branches) == (True, branches)
+
+
 def test_a_token_that_needs_more_than_there_is_still_has_a_place():
   huge = types.SimpleNamespace(
-    bytes_per_token=2**60, key_cost=None, shares_prompts=lambda platform: False
+    bytes_per_token=2**60,
+    key_cost=None,
+    shares_prompts=lambda platform: False,
+    reads_branches=False,
   )
   mesh = sharding.make_mesh()
   spec = build_learner._layout(config_lib.Config(), huge, mesh, 'packed', 0)
