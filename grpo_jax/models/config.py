@@ -502,6 +502,46 @@ class ModelConfig:
       'either experts are described and no layer kind has them, or a kind has '
       'experts that are not described; give both, or neither',
     )
+    _require(
+      self.experts is None or self.lora is None or not self.lora.quantized,
+      f'the model has experts, and {self.lora and self.lora.quantized} (in a '
+      "run, lora.base_dtype) is for matrices of layers without; give 'bfloat16'"
+      ' instead',
+    )
+    for target in self.lora.targets if self.lora is not None else ():
+      here = self._adaptable()
+      _require(
+        any(fnmatch.fnmatchcase(name, target) for name in here),
+        f'the LoRA target {target!r} matches no weight of the model that can '
+        f'have an adapter, which experts cannot; give a pattern of some of '
+        f'{", ".join(here)}',
+      )
+    _require(
+      self.qk_norm or not self.qk_norm_joint,
+      'qk_norm_joint=True comes with qk_norm=False; give both, or neither',
+    )
+    for kind in self.pattern:
+      self._check_heads(kind)
+    self._check_sharing()
+    self._check_mixers()
+    self._check_implementation()
+    _require(
+      self.compute_dtype in ('float32', 'bfloat16'),
+      f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
+      "'bfloat16'; give one of them",
+    )
+    _require(
+      self.residual_dtype in ('float32', self.compute_dtype),
+      f'residual_dtype={self.residual_dtype!r} comes with '
+      f"compute_dtype={self.compute_dtype!r}; give 'float32', or 'bfloat16' in "
+      'both',
+    )
+    _require(
+      self.remat in REMAT,
+      f'remat={self.remat!r} is none of {", ".join(REMAT)}; give one of them',
+    )
+
+  def _check_mixers(self) -> None:
     mixers = {kind.mixer for kind in self.pattern}
     _require(
       (self.delta is not None) == ('delta' in mixers),
@@ -518,20 +558,13 @@ class ModelConfig:
       f'all layers are of {", ".join(sorted(mixers))}; give a pattern with a '
       'layer of attention, whose cache says how many tokens there are',
     )
+
+  def _check_implementation(self) -> None:
     _require(
-      self.experts is None or self.lora is None or not self.lora.quantized,
-      f'the model has experts, and {self.lora and self.lora.quantized} (in a '
-      "run, lora.base_dtype) is for matrices of layers without; give 'bfloat16'"
-      ' instead',
+      self.attention in ('auto', 'xla', 'splash', 'cudnn'),
+      f"attention={self.attention!r} is none of 'auto', 'xla', 'splash' and "
+      "'cudnn'; give one of them",
     )
-    for target in self.lora.targets if self.lora is not None else ():
-      here = self._adaptable()
-      _require(
-        any(fnmatch.fnmatchcase(name, target) for name in here),
-        f'the LoRA target {target!r} matches no weight of the model that can '
-        f'have an adapter, which experts cannot; give a pattern of some of '
-        f'{", ".join(here)}',
-      )
     _require(
       self.attention != 'cudnn' or self.attention_cap is None,
       f"attention='cudnn' comes with attention_cap={self.attention_cap}, which "
@@ -541,33 +574,6 @@ class ModelConfig:
       self.attention != 'cudnn' or not self.sinks,
       "attention='cudnn' comes with sinks=True, which cuDNN's attention cannot "
       "compute; give attention='auto'",
-    )
-    _require(
-      self.qk_norm or not self.qk_norm_joint,
-      'qk_norm_joint=True comes with qk_norm=False; give both, or neither',
-    )
-    for kind in self.pattern:
-      self._check_heads(kind)
-    self._check_sharing()
-    _require(
-      self.compute_dtype in ('float32', 'bfloat16'),
-      f"compute_dtype={self.compute_dtype!r} is neither 'float32' nor "
-      "'bfloat16'; give one of them",
-    )
-    _require(
-      self.residual_dtype in ('float32', self.compute_dtype),
-      f'residual_dtype={self.residual_dtype!r} comes with '
-      f"compute_dtype={self.compute_dtype!r}; give 'float32', or 'bfloat16' in "
-      'both',
-    )
-    _require(
-      self.attention in ('auto', 'xla', 'splash', 'cudnn'),
-      f"attention={self.attention!r} is none of 'auto', 'xla', 'splash' and "
-      "'cudnn'; give one of them",
-    )
-    _require(
-      self.remat in REMAT,
-      f'remat={self.remat!r} is none of {", ".join(REMAT)}; give one of them',
     )
     _require(
       self.attention != 'cudnn' or self.compute_dtype == 'bfloat16',

@@ -237,6 +237,16 @@ def test_decode_is_lowered_for_each_platform(sizes, dtype):
     assert found == {platform} & set(CALLS)
 
 
+@deprecated_triton
+def test_on_cuda_large_heads_are_left_to_the_portable_version():
+  run = lambda *arrays: kernels.attend_recent(*arrays)
+  for size, kernel in (256, True), (512, False):
+    arrays = ring((3, 1, 4, 1, size, 64), jnp.bfloat16)
+    text = lowered(run, arrays, 'cuda')
+    assert (CALLS['cuda'] in text) == kernel
+    assert CALLS['tpu'] in lowered(run, arrays, 'tpu')
+
+
 @pytest.mark.parametrize(
   'rows, kv_heads, share',
   [

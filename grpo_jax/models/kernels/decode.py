@@ -35,6 +35,7 @@ Array = jax.Array
 # JAX 0.12 warns that its Triton backend will be removed. Before pyproject.toml
 # allows a JAX without it, this kernel has to move to Mosaic GPU.
 _GPU_KEYS, _GPU_QUERIES = 64, 64  # at most in a block; guesses
+_GPU_HEAD = 256  # blocks of larger heads would not fit into the chip's memory
 _LANES = 128  # a block takes a multiple of 128 of its last axis, or all of it
 _TPU_KEYS, _TPU_QUERIES = 512, 512  # at most in a block; guesses
 
@@ -51,7 +52,8 @@ def attend_recent(
   """`models.attention.attend_recent` by the kernel of the platform.
 
   The platform is the one that the program is compiled for. TPU and CUDA have a
-  kernel; on any other the portable version runs.
+  kernel; on any other, and for heads of more than 256 entries on CUDA, the
+  portable version runs.
 
   Args:
     query: f[B,Q,H,D]; for attention to a shared prompt, the queries of all rows
@@ -75,11 +77,13 @@ def attend_recent(
     key, value = jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 2)
     return softmax.attend_recent(query, key, value, newest, count, cap)
 
+  fits = query.shape[-1] <= _GPU_HEAD
+
   def compiled(*arrays):
     partial = lax.platform_dependent(
       *arrays,
       tpu=functools.partial(on_tpu, cap=cap),
-      cuda=functools.partial(on_gpu, cap=cap),
+      cuda=functools.partial(on_gpu, cap=cap) if fits else portable,
       default=portable,
     )
     return tuple(partial)

@@ -34,10 +34,15 @@ MIXERS = {'self_attn', 'conv', 'linear_attn'}
 BEFORE, ENDS = 'base_model.model.', ('.lora_A.weight', '.lora_B.weight')
 
 
+def without_mlps(config):
+  """Whether peft passes over MLPs: where some layers have experts instead."""
+  return config.experts is not None and not config.experts.beside_mlp
+
+
 def low_rank(config):
-  """Adapters of all that peft adapts: in a model with experts not the MLPs."""
+  """Adapters of all that peft adapts; see `without_mlps`."""
   mixers = {f'{kind.mixer}/*' for kind in config.pattern}
-  targets = tuple(sorted(mixers)) if config.experts else ('*',)
+  targets = tuple(sorted(mixers)) if without_mlps(config) else ('*',)
   return dataclasses.replace(config, lora=models.LowRank(2, 4.0, targets))
 
 
@@ -94,6 +99,7 @@ def of_language(modules, attention_alone):
     if '.layers.' in name
     and 'vision_tower' not in name
     and 'per_layer' not in name
+    and 'router' not in name
     and (attention_alone <= bool(MIXERS & {*name.split('.')}))
   }
 
@@ -113,7 +119,7 @@ def test_adapters_have_the_names_of_modules_and_meet_all_of_them(
     tmp_path, config, params, 'base', architecture=architecture
   )
   modules = NAMES[architecture]['modules']
-  wanted = of_language(modules, config.experts is not None)
+  wanted = of_language(modules, without_mlps(config))
   found = safetensors.load_file(tmp_path / 'adapter_model.safetensors')
   expected = {BEFORE + name + end for name in wanted for end in ENDS}
   assert found.keys() == expected
