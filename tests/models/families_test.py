@@ -19,7 +19,7 @@ from tests.models import meshed
 from tests.models.weights import golden
 
 # What only one of them has of all that is computed otherwise.
-IN_THE_SUITE = ('olmo3', 'phi3', 'gpt_oss')
+IN_THE_SUITE = ('olmo3', 'phi3', 'gpt_oss', 'lfm2', 'qwen3_5')
 # What no family has: layers of several sizes, all of routers at once, and all
 # kinds of states.
 MORE = {

@@ -17,8 +17,9 @@ from tests import tiny
 from tests.chosen import chosen
 from tests.models.weights import golden
 
-# Experts and fused tensors, norms of one's own, biases: the others add nothing.
-IN_THE_SUITE = 'gemma3', 'qwen3_moe', 'phi3', 'gpt_oss', 'llama'
+# Experts and fused tensors, also of parts that take turns, norms of one's own,
+# biases: the others add nothing.
+IN_THE_SUITE = 'gemma3', 'qwen3_moe', 'phi3', 'gpt_oss', 'llama', 'qwen3_next'
 
 
 def stored(folder):
