@@ -74,7 +74,7 @@ VISION = dict(
 )
 
 GEMMA4 = dict(
-  SMALL,
+  STATES,
   num_attention_heads=2,
   num_key_value_heads=2,
   global_head_dim=16,
@@ -285,14 +285,14 @@ CASES = {
   ),
   # Two stacks of layers, each with a last repetition that is cut short.
   'gemma4': transformers.Gemma4TextConfig(
-    **GEMMA4 | dict(num_hidden_layers=8, intermediate_size=16),
+    **GEMMA4 | dict(num_hidden_layers=8, intermediate_size=14),
     layer_types=['sliding_attention', 'full_attention', 'sliding_attention']
     + ['full_attention', 'sliding_attention'] * 2
     + ['full_attention'],
     num_kv_shared_layers=5,
     use_double_wide_mlp=True,
     hidden_size_per_layer_input=4,
-    vocab_size_per_layer_input=70,
+    vocab_size_per_layer_input=40,
   ),
   'gemma4_moe': transformers.Gemma4TextConfig(
     **GEMMA4,
@@ -300,11 +300,11 @@ CASES = {
     attention_k_eq_v=True,
     num_global_key_value_heads=1,
     hidden_size_per_layer_input=0,
-    vocab_size_per_layer_input=70,
+    vocab_size_per_layer_input=40,
     enable_moe_block=True,
-    num_experts=6,
+    num_experts=5,
     top_k_experts=2,
-    moe_intermediate_size=12,
+    moe_intermediate_size=8,
   ),
   'qwen3_vl': transformers.Qwen3VLConfig(
     text_config=dict(
