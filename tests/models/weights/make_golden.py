@@ -198,7 +198,7 @@ CASES = {
   ),
   'glm4': transformers.Glm4Config(**SMALL, rms_norm_eps=0.01),
   'glm4_moe': transformers.Glm4MoeConfig(
-    **SMALL | dict(num_hidden_layers=4),
+    **SMALL | dict(num_hidden_layers=4, intermediate_size=16),
     attention_bias=True,
     use_qk_norm=True,
     n_routed_experts=6,
@@ -211,7 +211,7 @@ CASES = {
     num_nextn_predict_layers=0,
   ),
   'qwen2_moe': transformers.Qwen2MoeConfig(
-    **SMALL | dict(head_dim=6),
+    **SMALL | dict(head_dim=6, intermediate_size=16),
     num_experts=6,
     num_experts_per_tok=2,
     moe_intermediate_size=12,
@@ -310,6 +310,7 @@ CASES = {
     text_config=dict(
       SMALL,
       head_dim=16,
+      intermediate_size=16,
       rope_parameters=dict(
         rope_type='default',
         rope_theta=300.0,
