@@ -108,10 +108,8 @@ def test_the_cache_takes_the_bytes_of_its_arrays(changes):
   assert counted.cache == arithmetic.on_device(caches)
 
 
-@pytest.mark.quick
-def test_layers_of_several_sizes_have_caches_of_theirs():
-  """By hand: 12 entries of 2 heads; 1 head of 8 and 4 places; 4 heads of 6."""
-  model = dataclasses.replace(tiny.CONFIG, **tiny.UNEVEN)
+def cache_of(model):
+  """Bytes of 24 rows of 10 columns and 6 prompts of 7 tokens, by 3 shards."""
   made = types.SimpleNamespace(
     model=model,
     sampling_mesh=sharding.make_mesh(tensor=2),
@@ -119,7 +117,14 @@ def test_layers_of_several_sizes_have_caches_of_theirs():
     schedule=types.SimpleNamespace(shards=3),
     _compute=4,
   )
-  found = arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+  return arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+
+
+@pytest.mark.quick
+def test_layers_of_several_sizes_have_caches_of_theirs():
+  """By hand: 12 entries of 2 heads; 1 head of 8 and 4 places; 4 heads of 6."""
+  model = dataclasses.replace(tiny.CONFIG, **tiny.UNEVEN)
+  found = cache_of(model)
   whole, local = 24 * 10 + 6 * 7, 24 * 4 + 6 * 4
   # One head is not split over two devices; the others are.
   places = 2 * whole * (2 // 2) * 12, 2 * local * 1 * 8, whole * (4 // 2) * 6
@@ -145,14 +150,7 @@ def test_layers_that_share_keys_and_values_have_no_cache():
 @pytest.mark.quick
 def test_rows_have_the_states_of_their_layers_and_prompts_none():
   model = dataclasses.replace(tiny.CONFIG, **tiny.STATES)
-  made = types.SimpleNamespace(
-    model=model,
-    sampling_mesh=sharding.make_mesh(tensor=2),
-    prompt_tokens=7,
-    schedule=types.SimpleNamespace(shards=3),
-    _compute=4,
-  )
-  found = arithmetic.Arithmetic._cache(made, lanes=6, rows=24, columns=10)
+  found = cache_of(model)
   # Two layers with the delta rule: two inputs of 2 * 2 * 6 + 4 * 10 numbers,
   # and four states of 6 x 10. One of 32 channels, and one of 2 heads of 8.
   states = 2 * (2 * (24 + 40) + 4 * 60) + 2 * 32
