@@ -138,7 +138,7 @@ CASES = {
     **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
   ),
   'gemma3': transformers.Gemma3TextConfig(
-    **GEMMA | dict(num_hidden_layers=7),
+    **GEMMA | dict(num_hidden_layers=7, intermediate_size=16),
     sliding_window_pattern=3,
     rope_parameters=dict(
       full_attention=dict(rope_type='linear', rope_theta=200.0, factor=2.0),
@@ -146,7 +146,7 @@ CASES = {
     ),
   ),
   'smollm3': transformers.SmolLM3Config(
-    **SMALL | dict(num_hidden_layers=5),
+    **SMALL | dict(num_hidden_layers=5, intermediate_size=16),
     tie_word_embeddings=True,
     no_rope_layers=[1, 0, 1, 1, 0],
     use_sliding_window=True,
@@ -154,7 +154,7 @@ CASES = {
     rope_parameters=dict(rope_type='default', rope_theta=100.0),
   ),
   'olmo3': transformers.Olmo3Config(
-    **SMALL | dict(num_hidden_layers=5),
+    **SMALL | dict(num_hidden_layers=5, intermediate_size=16),
     sliding_window=4,
     rope_parameters=dict(
       full_attention=dict(
@@ -219,7 +219,7 @@ CASES = {
     mlp_only_layers=[1],
   ),
   'gpt_oss': transformers.GptOssConfig(
-    **SMALL,
+    **SMALL | dict(intermediate_size=12),
     sliding_window=4,
     num_local_experts=6,
     num_experts_per_tok=2,

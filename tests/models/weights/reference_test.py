@@ -154,7 +154,7 @@ def test_transformers_understands_the_config_json_of_real_models(name):
     assert a[key] == b.get(key), key
 
 
-@pytest.mark.parametrize('architecture', ['llama', 'qwen2', 'qwen3'])
+@pytest.mark.parametrize('architecture', ['llama', 'qwen2', 'qwen3', 'lfm2'])
 def test_a_gguf_file_means_to_us_what_it_means_to_transformers(
   architecture, tmp_path
 ):
