@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from grpo_jax import models
@@ -136,6 +137,13 @@ def test_impossible_routers_are_refused(changes, said):
   with pytest.raises(ValueError, match=said) as refused:
     models.Experts(**{**dict(number=6, per_token=2, width=8), **changes})
   assert str(refused.value).endswith('.')
+
+
+def test_an_mlp_beside_experts_may_have_adapters():
+  low = models.LowRank(2, 4.0, ('mlp/*',))
+  shape = dataclasses.replace(tiny.CONFIG, **tiny.BESIDE, lora=low)
+  shapes = jax.eval_shape(models.Transformer(shape).init, jax.random.key(0))
+  assert {'up_a', 'up_b'} <= shapes['blocks'][0]['mlp'].keys()
 
 
 def test_a_layer_that_shares_has_no_keys_for_values():

@@ -80,7 +80,8 @@ def test_all_else_has_learned_but_for_the_factors_of_the_stream(trained):
   config, workdir = trained
   source = weights.source(config.model.path)
   before = weights.load(source, source.config())
-  grpo_jax.convert(workdir, workdir.parent / 'out')
+  done = grpo_jax.convert(workdir, workdir.parent / 'out')
+  assert done.parameters == sum(x.size for x in jax.tree.leaves(before))
   written = weights.source(workdir.parent / 'out')
   assert written.architecture == 'Gemma4ForCausalLM'
   after = weights.load(written, written.config())

@@ -265,6 +265,10 @@ def test_sizes_of_layers_in_both_forms_mean_the_same():
       if kind == 'full_attention'
     }
     assert read(newer) == read(fields)
+  # transformers would take a null there for all rotary positions.
+  written = weights.config_to_huggingface(read(GEMMA4))
+  assert written['rope_parameters'] == GEMMA4['rope_parameters']
+  assert not {'rope_scaling', 'rope_theta'} & written.keys()
   left_out = {k: x for k, x in GEMMA4.items() if k != 'rope_parameters'}
   assert read(left_out) == read(GEMMA4)
   del left_out['layer_types']  # then every sixth, and the last
