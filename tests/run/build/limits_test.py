@@ -15,6 +15,7 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
+from tests import tiny
 from tests.run import export_test
 
 LLAMA = {
@@ -234,3 +235,12 @@ def test_runs_and_plans_are_refused_then(tmp_path):
   first = made.tokenizer.vocab_size
   assert made.model.config.vocab_size == first + 6
   assert made.model.config.unused_ids == ((first, first + 6),)
+
+
+def test_a_row_takes_its_states_however_long_it_is():
+  shape = dataclasses.replace(tiny.CONFIG, **tiny.STATES)
+  config = config_lib.Config()
+  place = 2 * 2 * 8 * 4  # of the one layer with attention
+  states = 4 * (2 * (2 * (24 + 40) + 4 * 60) + 2 * 32)
+  found = limits._row_bytes(config, shape)
+  assert found == sum(limits.longest(config)) * place + states
