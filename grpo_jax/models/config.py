@@ -306,6 +306,15 @@ class LayerKind:
       self.mixer in MIXERS,
       f'a layer has mixer={self.mixer!r}; give one of {", ".join(MIXERS)}',
     )
+    for field in dataclasses.fields(self):
+      value, usual = getattr(self, field.name), field.default
+      _require(
+        self.mixer == 'attention'
+        or field.name in ('mixer', 'experts', 'mlp_width')
+        or value == usual,
+        f'a layer with mixer={self.mixer!r} has {field.name}={value}, which '
+        f'is of attention; leave it at {usual}',
+      )
     _require(
       0 <= self.rotated <= 1,
       f'a layer has rotated={self.rotated}; give a share from 0 to 1',
@@ -710,11 +719,10 @@ class ModelConfig:
   def tail(self) -> list[tuple[LayerKind, int]]:
     """Of each layer that is not stacked its kind, and its number."""
     return [
-      layer
+      (kind, number)
       for stack in self.stacks
-      for layer in zip(
-        stack.tail,
-        range(stack.first + len(stack.pattern) * stack.repeats, 2**31),
+      for number, kind in enumerate(
+        stack.tail, stack.first + len(stack.pattern) * stack.repeats
       )
     ]
 

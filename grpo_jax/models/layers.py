@@ -465,8 +465,6 @@ class GatedDelta(Projections):
     2024.
   """
 
-  _CONVOLVED = 'query', 'key', 'value'
-
   def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     super().__init__(config, 'delta')
     del kind
@@ -491,7 +489,7 @@ class GatedDelta(Projections):
   def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
     """All products of f[B,Q,width]."""
     del position, kind
-    names = *self._CONVOLVED, 'rate', 'decay', 'head_gate'
+    names = *_TO_HEADS, 'rate', 'decay', 'head_gate'
     return tuple(self.project(x, name) for name in names)
 
   def run(self, read: Any, cache: Any, attention: Any, kind: LayerKind) -> Any:
@@ -502,7 +500,7 @@ class GatedDelta(Projections):
 
     def prepare(inputs, rate, decay, kept):
       found, new = [], []
-      for name, x, one in zip(self._CONVOLVED, inputs, kept, strict=True):
+      for name, x, one in zip(_TO_HEADS, inputs, kept, strict=True):
         taps = getattr(self, f'{name}_taps')[...]
         convolved, last = states.convolve(x, taps, one)
         found.append(jax.nn.silu(convolved).astype(x.dtype))
@@ -531,12 +529,12 @@ def _init_taps(rngs: nnx.Rngs, shape: tuple[int, ...]) -> Array:
   return jax.random.normal(rngs.params(), shape) * shape[0] ** -0.5
 
 
-MIXERS: dict[str, Callable[..., Any]] = {
+# By what a layer sees other tokens; each reads, runs and mixes.
+_MIXERS: dict[str, Callable[..., Any]] = {
   'attention': SelfAttention,
   'convolution': Convolution,
   'delta': GatedDelta,
 }
-"""By what a layer sees other tokens; each reads, runs and mixes."""
 
 
 class GatedMLP(Projections):
@@ -608,7 +606,7 @@ class Block(nnx.Module):
   def __init__(self, config: ModelConfig, kind: LayerKind, rngs: nnx.Rngs):
     config = config.of(kind)
     self.config, self.kind = config, kind
-    setattr(self, kind.mixer, MIXERS[kind.mixer](config, kind, rngs))
+    setattr(self, kind.mixer, _MIXERS[kind.mixer](config, kind, rngs))
     if config.pre_norms:
       self.attention_norm = self._norm()
       self.mlp_norm = self._norm()
@@ -681,7 +679,7 @@ class Block(nnx.Module):
 
   @property
   def mixer(self) -> Any:
-    """One of `MIXERS`, under its name."""
+    """One of `_MIXERS`, under its name."""
     return getattr(self, self.kind.mixer)
 
   def _reads(self, x, position):

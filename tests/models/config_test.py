@@ -99,6 +99,10 @@ def test_impossible_shapes_are_refused(changes, words):
   'make, words',
   [
     (lambda: models.LayerKind(mixer='mamba'), "mixer='mamba'; give one of"),
+    (
+      lambda: models.LayerKind(mixer='delta', window_tokens=4),
+      "mixer='delta' has window_tokens=4, which is of attention",
+    ),
     (lambda: models.DeltaHeads(2, 3, 4, 4), 'num_heads=2, num_value_heads=3'),
     (lambda: models.DeltaHeads(2, 4, 0, 4), 'key_dim=0'),
   ],

@@ -306,9 +306,9 @@ class Queue:
     follows, most = turn.request.follows, len(turn.ids) - 1
     if follows is None:
       context = self._prompts.get(turn.ids[:-1].tobytes())
-      return (None, 0, None) if context is None else (
-        context, most, context.states
-      )  # fmt: skip
+      if context is None:
+        return None, 0, None
+      return context, most, context.states
     if follows not in self._contexts:
       return None, 0, None  # forgotten
     context, ids, states = self._contexts[follows]

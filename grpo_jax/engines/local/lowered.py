@@ -232,7 +232,7 @@ def _shardings(sampler: sampler_lib.Sampler, rows: sampler_lib.Rows) -> Any:
     axes = sampler_lib.heads_axes(kind, heads)
     specs = (
       sharding.cache_spec(mesh, x.shape, axis, sampler.everywhere)
-      for x, axis in zip(layer, axes, strict=False)  # a layer may have none
+      for x, axis in zip(layer, axes, strict=bool(layer))
     )
     return tuple(NamedSharding(mesh, spec) for spec in specs)
 

@@ -61,7 +61,7 @@ class Context:
     prompt: The bytes of the ids by which calls that follow none find it; None
       if they do not.
     waits_since: When its last turn ended, in turns of the queue.
-    states: What the states were when its first ids had been read; see `Kept`.
+    states: What the states were behind the ids of `prompt`; see `Kept`.
   """
 
   width: int

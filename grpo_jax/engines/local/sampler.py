@@ -420,7 +420,7 @@ def placed(
   def one(kind, layer):
     return tuple(
       sharding.constrain_cache(x, axis, everywhere)
-      for x, axis in zip(layer, heads_axes(kind, heads), strict=False)
+      for x, axis in zip(layer, heads_axes(kind, heads), strict=bool(layer))
     )
 
   return list(map(one, config.kinds, cache))
