@@ -275,15 +275,21 @@ def activations(model: models.ModelConfig, platform: str, tensor: int) -> float:
   return models.bytes_per_token(model, tensor, filled) + needed / tensor
 
 
-def _to_all_parts(model: models.ModelConfig, kind: models.LayerKind) -> float:
-  """What a layer sends of a token to the other parts of its row, numbers."""
+def _to_other_parts(
+  model: models.ModelConfig, kind: models.LayerKind, parts: int
+) -> float:
+  """What a layer sends of a token where rows are cut, numbers.
+
+  Keys and values go to all parts. A layer with a state exchanges columns for
+  heads and back: once for each convolution, and once for the delta rule.
+  """
   if kind.mixer == 'convolution':
-    return model.width
+    return 2.0 * model.width
   if kind.mixer == 'delta' and (heads := model.delta) is not None:
-    keys = heads.num_heads * heads.key_dim
-    return 2.0 * keys + 2.0 * heads.num_value_heads * heads.value_dim
+    values = heads.num_value_heads * heads.value_dim
+    return 6.0 * heads.num_heads * heads.key_dim + 4.0 * values
   sizes = model.of(kind)
-  return 2.0 * sizes.num_kv_heads * sizes.head_dim
+  return 2.0 * sizes.num_kv_heads * sizes.head_dim * parts
 
 
 def _axes_of(x: Any) -> set[str]:
@@ -787,10 +793,9 @@ class Arithmetic:
     tensor = (mesh or self.mesh).shape['tensor']
     attention = model.num_layers * (model.num_heads % tensor == 0)
     # Keys and values go to all parts of a row, and their slopes come back.
-    heads = sum(_to_all_parts(model, kind) for kind in model.kinds)
-    heads *= self._compute / tensor
     parts = (mesh or self.mesh).shape['context']
-    keys = (passes + again) * heads * tokens * parts
+    heads = sum(_to_other_parts(model, kind, parts) for kind in model.kinds)
+    keys = (passes + again) * heads * self._compute / tensor * tokens
     sums = attention * (passes + again)
     mixed = 0
     for kind in model.kinds:
