@@ -45,6 +45,8 @@ _LEAST = {
   'warm_up.micro_rows': 0,
   'sampler.resample_rounds': 0,
   'sampler.ahead': 0,
+  'generator.devices': 0,
+  'generator.every': 1,
   'reference.refresh_steps': 0,
   'checkpoint.every_steps': 1,
   'checkpoint.every_minutes': 0,
@@ -98,7 +100,7 @@ _MOST = {
   'seed': 2**32 - 1,
   'sampler.top_p': 1,
   'sampler.min_p': 1,
-  'sampler.ahead': 1,
+  'sampler.ahead': 16,
   # Such a policy is as good as uniform: logits hardly count.
   'sampler.temperature': 1000,
   'warm_up.carry_free_share': 1,
@@ -138,6 +140,7 @@ _KNOWN = {
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),
+  'generator.updates': ('between', 'inflight'),
   'optim.decay': ('constant', 'linear', 'cosine', 'warmup-stable-decay'),
   'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
@@ -223,6 +226,7 @@ def checks(config: Any):
   yield from _checks_of_sources(config.data)
   yield from _checks_of_prompts(config)
   yield from _checks_of_sampler(sampler)
+  yield from _checks_of_generator(config)
   yield from _checks_of_widths(config)
 
 
@@ -523,7 +527,6 @@ def _checks_of_environment(config: Any):
   )
   for name, value, usual in (
     ('sampler.stop_strings', config.sampler.stop_strings, ()),
-    ('sampler.ahead', config.sampler.ahead, 0),
     ('data.completion_prefix', config.data.completion_prefix, ''),
     ('data.too_long', config.data.too_long, 'refuse'),
   ):
@@ -578,6 +581,21 @@ def _checks_of_sampler(sampler: Any):
     f'sampler.prompts={sampler.prompts}, sampler.group={sampler.group} and '
     f'sampler.max_tokens={sampler.max_tokens}, whose product, {tokens:,} '
     f'tokens of a rollout, is above {_MOST_COUNT:,}; give less',
+  )
+
+
+def _checks_of_generator(config: Any):
+  """As `checks`, of devices that sample while others learn."""
+  generator, ahead = config.generator, config.sampler.ahead
+  yield (
+    generator.every <= ahead + 1,
+    f'generator.every={generator.every} with sampler.ahead={ahead}, whose '
+    f'rollouts need newer versions; give at most {ahead + 1}',
+  )
+  yield (
+    generator.updates == 'between' or ahead > 0,
+    "generator.updates='inflight' with sampler.ahead=0, where no version comes "
+    "while a rollout is drawn; give 'between', or sampler.ahead=1",
   )
 
 

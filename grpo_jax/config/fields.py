@@ -553,16 +553,42 @@ class Sampler:
   )
   ahead: int = field(
     0,
-    'How many rollouts are drawn and judged before their turn. 0: each '
-    'rollout is drawn by the policy that learns from it. 1: while the updates '
-    'of a rollout run, the next one is drawn, by the policy before these '
-    'updates. This saves time where judging is slow, on one device alone, and '
-    "needs a copy of the trained parameters besides the sampler's weights. "
+    'How many rollouts may be drawn and judged before their turn, by policies '
+    'that are at most so many updates of a rollout older than the one that '
+    'learns. 0: each rollout is drawn by the policy that learns from it. With '
+    'generator.devices they are drawn while updates run. On one device they '
+    'are drawn between these, which saves time where judging is slow. '
     'Prompts that only resample_rounds, retire_solved or data.too_long need '
     'are read in another thread. '
     "Give learner.anchor='sampler' with it, or a method that has importance "
     'weights of the sampler, such as truncate_token_importance: each corrects '
     'for the older policy, and a warning says where nothing does.',
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+  """Devices that sample while the others learn."""
+
+  devices: int = field(
+    0,
+    'How many devices, the last of the process, sample and do nothing else, '
+    'while those of config.mesh learn. sampler.tensor splits the weights over '
+    'them. 0: all devices sample, and then learn.',
+    change=FREE,
+  )
+  updates: str = field(
+    'between',
+    "When sampling takes new weights: 'between' two rollouts, each of which is "
+    'drawn by the oldest version that sampler.ahead allows, so that a run is a '
+    "function of its config; or 'inflight', between two tokens, as soon as "
+    'they are there. That is no function of the config, but with '
+    'log.completions_every_steps=1 `train --replay` repeats the learner.',
+  )
+  every: int = field(
+    1,
+    'Each so many-th version goes to the devices that sample, at most '
+    'sampler.ahead + 1.',
   )
 
 
@@ -1078,6 +1104,7 @@ class Config:
   environment: Environment = Environment()
   agent: Agent = Agent()
   sampler: Sampler = Sampler()
+  generator: Generator = Generator()
   optim: Optim = Optim()
   learner: Learner = Learner()
   reference: Reference = Reference()

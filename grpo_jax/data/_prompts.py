@@ -343,7 +343,7 @@ class ReadAhead:
     with self._lock:
       self._go_on()
 
-  def fill(self) -> None:
+  def fill(self, first: int = 0) -> None:
     """Nothing: the thread reads whenever there is something to read."""
 
 
@@ -369,21 +369,29 @@ class MakeAhead:
     self._rows = rows
     self._made: dict[int, futures.Future[Any]] = {}
     self._next = 0  # behind the last row that was asked for
+    self._lock = threading.RLock()  # another thread may ask while rows are made
 
   def __len__(self) -> int:
     return len(self._dataset)
 
   def __getitem__(self, index: int) -> Any:
-    self._next = index + 1
-    made = self._made.pop(index, None)
-    return self._dataset[index] if made is None else made.result()
+    with self._lock:
+      self._next = index + 1
+      made = self._made.pop(index, None)
+      return self._dataset[index] if made is None else made.result()
 
-  def fill(self) -> None:
-    """Makes the rows behind the last one that was asked for."""
-    places = range(self._next, min(self._next + self._rows, len(self)))
-    self._made = {
-      place: self._made.get(place) or self._row(place) for place in places
-    }
+  def fill(self, first: int = 0) -> None:
+    """Makes rows early.
+
+    Args:
+      first: The next that is asked for, if none was asked for behind it.
+    """
+    with self._lock:
+      first = max(first, self._next)
+      places = range(first, min(first + self._rows, len(self)))
+      self._made = {
+        place: self._made.get(place) or self._row(place) for place in places
+      }
 
   def _row(self, place: int) -> futures.Future[Any]:
     row: futures.Future[Any] = futures.Future()

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import sampler
@@ -84,6 +85,10 @@ class PlainEngine:
     self._params = None  # first, so that memory holds one set at a time
     self._params, self._version = self._prepare(params), version
 
+  def take(self, params: Any, version: int) -> None:
+    """See `Engine`; what is being drawn goes on with those that it has."""
+    self._params, self._version = params, version
+
   def unload(self) -> None:
     """Frees the engine's own copy of the parameters; see `Engine`."""
     self._params = None
@@ -139,7 +144,12 @@ class PlainEngine:
         return jax.tree.map(lambda x: x[row, : length[row]], drawn)
 
       yield [
-        arrays.sampled(part.asked(row), own(row), version, self.decode)
+        arrays.sampled(
+          part.asked(row),
+          own(row),
+          np.full(length[row], version, np.int32),
+          self.decode,
+        )
         for row in range(taken * group)
       ]
 

@@ -212,6 +212,17 @@ class Engine(Protocol):
     """
     ...
 
+  def take(self, params: Any, version: int) -> None:
+    """Takes new parameters as decoding reads them; see `handover.Weights`.
+
+    What is being drawn goes on with them, behind what it has read and drawn.
+
+    Args:
+      params: On the devices of the engine; they are not copied.
+      version: How many rollouts the policy has learned from.
+    """
+    ...
+
   def unload(self) -> None:
     """Frees memory until the next `load`; nothing is sampled before it."""
     ...

@@ -153,6 +153,44 @@ def sampling_mesh(mesh: MeshT, tensor: int, slices: int = 1) -> MeshT:
   return Mesh(mesh.devices.reshape(sizes), names, axis_types=types)
 
 
+def generating_mesh(
+  mesh: Mesh | AbstractMesh,
+  number: int,
+  tensor: int,
+  devices: Sequence[Any] | None = None,
+) -> Any:
+  """The mesh of a sampler that has devices of its own.
+
+  Args:
+    mesh: The learner's.
+    number: Of the sampler's devices.
+    tensor: Shards of heads, hidden units and vocabulary; 0: as in `mesh`.
+    devices: Those devices; None, if `mesh` is abstract.
+
+  Returns:
+    A mesh whose experts lie as in `mesh` as far as they can.
+
+  Raises:
+    ValueError: `tensor` does not divide the devices.
+  """
+  tensor = tensor or mesh.shape['tensor']
+  if number % tensor:
+    raise ValueError(
+      f'config.generator.devices={number} with {tensor} shards of heads, '
+      'hidden units and vocabulary, which do not divide it; give '
+      'config.sampler.tensor=1, or another divisor.'
+    )
+  expert = math.gcd(mesh.shape['expert'], number // tensor)
+  rows = number // tensor // expert
+  shape = {'data': rows, 'fsdp': 1, 'expert': expert, 'context': 1}
+  sizes, names = (*shape.values(), tensor), (*shape, 'tensor')
+  types = (AxisType.Auto,) * len(sizes)
+  if isinstance(mesh, AbstractMesh):
+    device = mesh.abstract_device
+    return AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
+  return Mesh(_placed(sizes, list(devices or ())), names, axis_types=types)
+
+
 def mesh_shape(
   number: int,
   data: int = 1,
@@ -225,10 +263,12 @@ def _placed(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
   if devices[0].platform == 'tpu':  # only there the order is not that of JAX
     from jax.experimental import mesh_utils
 
-    # Split, because an axis of 64 needs more than one of 16 x 16 chips.
-    return mesh_utils.create_device_mesh(
-      shape, devices, allow_split_physical_axes=True
-    )
+    # Split, because an axis of 64 needs more than one of 16 x 16 chips. Some
+    # of a machine's chips may be no cuboid.
+    with contextlib.suppress(AssertionError):
+      return mesh_utils.create_device_mesh(
+        shape, devices, allow_split_physical_axes=True
+      )
   return np.array(devices).reshape(shape)
 
 

@@ -24,6 +24,7 @@ from grpo_jax.mesh import shards
 from grpo_jax.models import experts as experts_lib
 from grpo_jax.models import layout
 from grpo_jax.planning.roofline import Work
+from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build.build import Abstract
 
 
@@ -89,8 +90,8 @@ class Weights:
     host_moments: Of the optimizer, in the memory of the host.
     host_reference: In the memory of the host.
     frozen: Of what adapters leave alone.
-    older: Of the trained parameters one version older, which draw rollouts
-      ahead; 0 if none are.
+    older: Of the trained parameters of further versions by which rollouts may
+      be drawn ahead, as decoding reads them; 0 if none are.
     gathered: In the compute dtype, gathered.
     sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
@@ -181,7 +182,8 @@ def count_weights(parts: Abstract) -> Weights:
     scattered=on_device(over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
-    older=on_device(state.params) * run.draw.ahead,
+    older=run.draw.pace.ahead
+    * on_device(build_model.split(parts.engine.model, read).trained),
   )
 
 

@@ -1,37 +1,34 @@
 """Where a run gets its rollouts: from a `Source`, one after another.
 
-A source draws by parameters that the learner has published, some versions old
-or new. What it draws is a function of its `Receipt` and of those parameters. A
-checkpoint keeps the receipt, so that a run which is stopped, or killed, draws
-the same rollouts again.
+A source draws by parameters that the learner has published. What it draws is a
+function of its `Receipt` and of those parameters. A checkpoint keeps the
+receipt, so that a run which is stopped, or killed, draws the same rollouts
+again.
 
 `AtOnce` draws a rollout when it is asked for. `Ahead` draws it, and has it
-judged, in a thread by the policy before the updates of the rollout that is
-learned from, while these updates run. So rollout k is drawn by version
-max(k - 1, 0), never by another: what a run learns does not depend on how fast
-its threads are. The receipt holds these parameters, so a checkpoint needs no
-rollout: whatever ends a run before its thread has finished, the next start
-draws the same rollout again.
+judged, in a thread while the learner updates the policy. It is paced, and drops
+nothing: rollout k is learned by version k and drawn by versions that are at
+most a older, and the learner takes rollouts in their order. So no token is
+older, and slow episodes are as frequent as they are in the data. Waits go one
+way: the learner waits for rollout k, whoever draws it for version k - a at the
+latest.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from concurrent import futures
 import contextlib
 import dataclasses
-import functools
+import queue
 import threading
 import time
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
-import jax
-import jax.numpy as jnp
-
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.rollouts import dynamic_sampling
+from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 
@@ -43,34 +40,95 @@ Wait = Callable[[], contextlib.AbstractContextManager[None]]
 """Gives a context in which a signal need not wait: it raises there."""
 
 
+class Finished(NamedTuple):
+  """A rollout that was drawn.
+
+  Attributes:
+    rollout: See `Rollout`.
+    prompts: Where the next one finds its prompts.
+    counts: Metrics of the drawing.
+    secs: What drawing and judging took.
+  """
+
+  rollout: Rollout
+  prompts: PromptState
+  counts: dict[str, float]
+  secs: float
+
+
 class Receipt(NamedTuple):
   """What the rollouts that are still to come are drawn from.
 
   Attributes:
-    prompts: Where the next rollout finds its prompts.
-    params: Copies of the trained parameters that draw the next rollouts, where
-      those of the checkpoint do not: one for each version, the oldest first.
+    prompts: Where the first of them finds its prompts that is not drawn yet.
+    finished: Those that are drawn, and that nobody has learned from.
+    versions: Those of the parameters of earlier updates by which others are
+      still to be drawn, ascending.
+    params: For each of these what `Weights.snapshot` returned.
   """
 
   prompts: PromptState = PromptState()
+  finished: tuple[Finished, ...] = ()
+  versions: tuple[int, ...] = ()
   params: tuple[Any, ...] = ()
 
   def to_json(self, whole: Callable[[Rollout], Rollout]) -> dict[str, Any]:
     """All but the parameters, as a dict of what JSON can hold, and of bytes.
 
-    `older` in it is the number of their versions.
-
     Args:
       whole: Makes a rollout whole that other processes know a part of.
     """
-    surplus = self.prompts.surplus
-    prompts = self.prompts._replace(surplus=surplus and whole(surplus))
-    return {**dynamic_sampling.to_json(prompts), 'older': len(self.params)}
+    blobs: dict[str, bytes] = {}
+
+    def kept(prompts, name):
+      surplus = prompts.surplus
+      surplus = surplus and whole(surplus)
+      values = dynamic_sampling.to_json(prompts._replace(surplus=surplus))
+      if values['surplus'] is not None:
+        blobs[f'surplus{name}'] = values['surplus']
+      return {**values, 'surplus': None}
+
+    finished = []
+    for number, one in enumerate(self.finished):
+      blobs[f'finished_{number}'] = parquet.to_bytes(whole(one.rollout), 0)
+      prompts = kept(one.prompts, f'_{number}')
+      finished.append(
+        {'prompts': prompts, 'counts': one.counts, 'secs': one.secs}
+      )
+    return {
+      'receipt': {
+        'prompts': kept(self.prompts, ''),
+        'finished': finished,
+        'versions': list(self.versions),
+      },
+      **blobs,
+    }
 
 
 def receipt_from_json(values: dict[str, Any], params: Any) -> Receipt:
   """The `Receipt` whose `to_json` has returned these values."""
-  return Receipt(dynamic_sampling.from_json(values), tuple(params))
+  saved = values['receipt']
+
+  def prompts(of, name):
+    return dynamic_sampling.from_json(
+      {**of, 'surplus': values.get(f'surplus{name}')}
+    )
+
+  finished = [
+    Finished(
+      parquet.from_bytes(values[f'finished_{number}']),
+      prompts(one['prompts'], f'_{number}'),
+      one['counts'],
+      one['secs'],
+    )
+    for number, one in enumerate(saved['finished'])
+  ]
+  return Receipt(
+    prompts(saved['prompts'], ''),
+    tuple(finished),
+    tuple(saved['versions']),
+    tuple(params),
+  )
 
 
 class Delivery(NamedTuple):
@@ -78,7 +136,6 @@ class Delivery(NamedTuple):
 
   Attributes:
     rollout: See `Rollout`.
-    receipt: What draws those that follow.
     counts: Metrics of the drawing.
     secs: What drawing and judging took.
     waited_secs: How many of these the learner waited for; None: all.
@@ -87,7 +144,6 @@ class Delivery(NamedTuple):
   """
 
   rollout: Rollout
-  receipt: Receipt
   counts: dict[str, float]
   secs: float
   waited_secs: float | None = None
@@ -95,21 +151,19 @@ class Delivery(NamedTuple):
 
 
 class Source(Protocol):
-  """Gives the rollouts of a run, each once and in their order.
+  """Gives the rollouts of a run, each once and in their order."""
 
-  Attributes:
-    receipt: What the rollouts are drawn from that `next` has not given yet. Set
-      it before the first `publish` of a start.
-  """
-
-  receipt: Receipt
-
-  def first(self, params: Any) -> Receipt:
-    """The receipt before the first rollout of a run.
+  def restore(self, receipt: Receipt, version: int) -> None:
+    """Goes on from a receipt; called before the first `publish` of a start.
 
     Args:
-      params: Trained parameters of version 0; what is kept of them is a copy.
+      receipt: That of a checkpoint; `Receipt()` before the first rollout.
+      version: Rollouts learned from.
     """
+    ...
+
+  def receipt(self) -> Receipt:
+    """What draws the rollouts again that `next` has not given yet."""
     ...
 
   def publish(self, params: Any, version: int) -> None:
@@ -129,7 +183,7 @@ class Source(Protocol):
 
     When it returns, the memory of the devices is free for an update, but for
     what the source needs to go on drawing. If it raises, or a signal ends its
-    wait, the `receipt` and what it holds are as before.
+    wait, the receipt is as before.
 
     Args:
       version: That of the parameters that were published last.
@@ -167,8 +221,7 @@ class AtOnce:
     unload: Takes them from it; an update needs the memory, and moves them.
     wait: See `Wait`.
     rollouts: How many the run has; for more than these nothing is done.
-    fill: Reads the prompts of a rollout early.
-    receipt: See `Source`.
+    fill: `(position)`: reads the prompts of a rollout early.
   """
 
   draw: Draw
@@ -176,13 +229,19 @@ class AtOnce:
   unload: Callable[[], None]
   wait: Wait = contextlib.nullcontext
   rollouts: int = 0
-  fill: Callable[[], None] = lambda: None
-  receipt: Receipt = Receipt()
+  fill: Callable[[int], None] = lambda position: None
 
-  def first(self, params: Any) -> Receipt:
+  def __post_init__(self):
+    self._prompts = PromptState()
+
+  def restore(self, receipt: Receipt, version: int) -> None:
     """See `Source`."""
-    del params
-    return Receipt()
+    del version
+    self._prompts = receipt.prompts
+
+  def receipt(self) -> Receipt:
+    """See `Source`."""
+    return Receipt(self._prompts)
 
   def publish(self, params: Any, version: int) -> None:
     """See `Source`."""
@@ -191,17 +250,15 @@ class AtOnce:
   def next(self, version: int) -> Delivery:
     """See `Source`."""
     with self.wait():
-      drawn, secs = _timed(self.draw, self.receipt.prompts, version)
-    rollout, prompts, counts = drawn
+      drawn, secs = _timed(self.draw, self._prompts, version)
+    rollout, self._prompts, counts = drawn
     self.unload()
-    self.receipt = Receipt(prompts)
-    tokens = counts.get('tokens_drawn')
-    return Delivery(rollout, self.receipt, counts, secs, None, tokens)
+    return Delivery(rollout, counts, secs, None, counts.get('tokens_drawn'))
 
   def prepare(self, version: int) -> None:
     """See `Source`."""
     if version < self.rollouts:
-      self.fill()
+      self.fill(self._prompts.position)
 
   def paused(self) -> contextlib.AbstractContextManager[None]:
     """See `Source`."""
@@ -226,15 +283,19 @@ class Lease:
   Attributes:
     has_ended: Nobody waits any more.
     is_judging: Rewards are being called, which may take as long as they like.
+    refresh: Called by `check`.
   """
 
   has_ended: bool = False
   is_judging: bool = False
+  refresh: Callable[[], None] | None = None
 
   def check(self) -> None:
     """Raises `GivenUp` once it has ended; for engine, rewards and workers."""
     if self.has_ended:
       raise GivenUp
+    if self.refresh is not None:
+      self.refresh()
 
   def judging(
     self, judge: rollout_lib.Judge, episodes: rollout_lib.Episodes
@@ -247,120 +308,280 @@ class Lease:
       self.is_judging = False
 
 
-@functools.partial(jax.jit, donate_argnums=1, keep_unused=True)
-def _copied(params: Any, older: Any) -> Any:
-  """The parameters, in the memory of older ones: the first are donated soon."""
-  del older
-  return jax.tree.map(jnp.copy, params)
-
-
-@dataclasses.dataclass
-class Ahead:
-  """Draws each rollout, but the first of a start, before it is asked for.
-
-  At its end, what is being drawn is given up, and the thread has ended. Only a
-  reward function that is called in this process cannot be ended: after two
-  seconds its thread is left alone, and calls no other.
+@dataclasses.dataclass(frozen=True)
+class Pace:
+  """Which version draws a rollout.
 
   Attributes:
-    draw: Samples and judges. It calls `lease.check` as often as it can, and has
-      completions judged by `lease.judging`.
-    load: See `AtOnce`.
-    unload: Takes the parameters from the engine.
-    wait: See `Wait`.
-    rollouts: How many the run has.
-    fill: Reads the prompts of a rollout, before a thread draws it.
-    lease: Ends when the source is closed.
-    receipt: See `Source`.
+    ahead: How many versions older it may be than the one that learns, at most.
+    every: Each so many-th version draws, at most `ahead + 1`.
+    inflight: Whether newer versions are taken while a rollout is drawn.
   """
 
-  draw: Draw
-  load: Callable[[Any, int], None]
-  unload: Callable[[], None]
-  wait: Wait = contextlib.nullcontext
-  rollouts: int = 0
-  fill: Callable[[], None] = lambda: None
-  lease: Lease = dataclasses.field(default_factory=Lease)
-  receipt: Receipt = Receipt()
+  ahead: int = 0
+  every: int = 1
+  inflight: bool = False
 
-  def __post_init__(self):
-    self._newest: tuple[Any, int] | None = None
-    self._thread: threading.Thread | None = None
-    self._drawn: futures.Future[tuple[Drawn, float]] | None = None
+  def version(self, rollout: int) -> int:
+    """The version that a rollout waits for.
 
-  def first(self, params: Any) -> Receipt:
-    """See `Source`."""
-    return Receipt(params=(jax.tree.map(jnp.copy, params),))
+    >>> [Pace(ahead=2).version(k) for k in range(5)]
+    [0, 0, 0, 1, 2]
+    >>> [Pace(ahead=2, every=2).version(k) for k in range(7)]
+    [0, 0, 0, 2, 2, 4, 4]
+    """
+    oldest = max(rollout - self.ahead, 0)
+    return -(-oldest // self.every) * self.every
+
+  def draws(self, version: int) -> bool:
+    """Whether rollouts may be drawn by a version."""
+    return version % self.every == 0
+
+  def needed(self, rollout: int, newest: int) -> set[int]:
+    """The versions that this rollout and later ones are drawn by.
+
+    Args:
+      rollout: The first that is not drawn yet.
+      newest: The last version there is; later ones are left out.
+    """
+    if self.inflight:
+      return {newest - newest % self.every}
+    after = range(rollout, newest + self.ahead + 1)
+    return {v for v in map(self.version, after) if v <= newest}
+
+
+class Sampling(Protocol):
+  """What draws rollouts for `Ahead`, by versions that it is told."""
 
   def publish(self, params: Any, version: int) -> None:
-    """See `Source`; the engine may be drawing by those before."""
-    self._newest = params, version
+    """See `handover.Weights`."""
+    ...
+
+  def load(self, version: int, goes_on: bool = False) -> None:
+    """Draws by a version from now on.
+
+    Args:
+      version: Was published, and is not dropped.
+      goes_on: Whether something is being drawn, which goes on with it.
+    """
+    ...
+
+  def draw(self, prompt_state: PromptState, step: int, /) -> Drawn:
+    """Draws a rollout, and has it judged."""
+    ...
+
+  def drop(self, needed: set[int]) -> None:
+    """Frees all versions but some."""
+    ...
+
+  def snapshot(self, version: int) -> Any:
+    """See `handover.Weights`."""
+    ...
+
+  def restore(self, version: int, snapshot: Any) -> None:
+    """See `handover.Weights`."""
+    ...
+
+
+class Ahead:
+  """Draws rollouts before they are asked for, as far as their versions allow.
+
+  A thread draws all of them. At the end, what is being drawn is given up, and
+  the thread has ended. Only a reward function that is called in this process
+  cannot be ended: after two seconds its thread is left alone, and calls no
+  other.
+
+  Args:
+    sampling: Draws. It calls `lease.check` as often as it can, and has
+      completions judged by `lease.judging`.
+    pace: Which version draws which rollout.
+    lease: Ends when the source is closed.
+    rollouts: How many the run has.
+    wait: See `Wait`.
+    fill: `(position)`: reads prompts from there on, before the thread needs
+      them: some bear no other thread than the one that publishes.
+  """
+
+  def __init__(
+    self,
+    sampling: Sampling,
+    pace: Pace,
+    lease: Lease,
+    rollouts: int,
+    wait: Wait = contextlib.nullcontext,
+    fill: Callable[[int], None] = lambda position: None,
+  ):
+    self._sampling, self._pace, self._lease = sampling, pace, lease
+    self._rollouts, self._wait, self._fill = rollouts, wait, fill
+    # All that follows is guarded by it. `next` reads without it, and waits at
+    # `_news`: a signal may raise there, which must leave no lock behind.
+    self._changed = threading.Condition()
+    self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+    self._newest: tuple[Any, int] | None = None
+    self._learned = 0  # the rollout that is asked for next
+    self._begun = 0  # the one that is drawn now, or next
+    self._prompts = PromptState()  # of that one
+    self._finished: dict[int, Finished] = {}
+    self._error: BaseException | None = None  # of the one that is drawn now
+    self._loaded: int | None = None  # the version that the engine has
+    self._pauses, self._is_drawing = False, False
+    self._thread: threading.Thread | None = None
+
+  def restore(self, receipt: Receipt, version: int) -> None:
+    """See `Source`."""
+    self._learned, self._prompts = version, receipt.prompts
+    self._finished = dict(enumerate(receipt.finished, version))
+    self._begun = version + len(receipt.finished)
+    for number, params in zip(receipt.versions, receipt.params, strict=True):
+      self._sampling.restore(number, params)
+
+  def receipt(self) -> Receipt:
+    """See `Source`; what is being drawn is drawn again."""
+    with self._changed:
+      finished = [self._finished[n] for n in range(self._learned, self._begun)]
+      prompts, newest = self._prompts, self._learned
+      # Those of the newest are in the checkpoint anyway.
+      versions = sorted(self._needed(self._begun, newest) - {newest})
+    params = tuple(map(self._sampling.snapshot, versions))
+    return Receipt(prompts, tuple(finished), tuple(versions), params)
+
+  def publish(self, params: Any, version: int) -> None:
+    """See `Source`."""
+    if self._pace.draws(version):
+      self._sampling.publish(params, version)
+    with self._changed:
+      self._newest = params, version
+      self._drop()
+      position = self._prompts.position
+      self._changed.notify_all()
+    if version < self._rollouts:
+      self._fill(position)
+    if self._thread is None and not self._lease.has_ended:
+      self._lease.refresh = self._refresh if self._pace.inflight else None
+      # A daemon, because a second Ctrl-C ends the program without waiting for
+      # a reward function.
+      self._thread = threading.Thread(
+        target=self._run, name='ahead', daemon=True
+      )
+      self._thread.start()
 
   def next(self, version: int) -> Delivery:
     """See `Source`; `ahead_wait_secs` is how long this has taken."""
-    begun, (older,) = time.monotonic(), self.receipt.params
-    with self.wait():
-      if self._drawn is None:  # the first of a start
-        self.load(older, max(version - 1, 0))
-        drawn, secs = _timed(self.draw, self.receipt.prompts, version)
-      else:
-        drawn, secs = self._drawn.result()
-        self._join()
-    # From here on no signal ends it: what has drawn this rollout is donated.
-    rollout, prompts, counts = drawn
+    begun = time.monotonic()
+    with self._wait():
+      while version not in self._finished and self._error is None:
+        self._news.get()
+    # From here on no signal ends it.
+    with self._changed:
+      if version not in self._finished:
+        assert self._error is not None
+        raise self._error
+      finished = self._finished.pop(version)
+      self._learned = version + 1
     waited = time.monotonic() - begun
-    counts = {**counts, 'ahead_wait_secs': waited}
-    self.unload()
-    assert self._newest is not None  # published before
-    (params, _), self._newest, self._drawn = self._newest, None, None
-    self.receipt = Receipt(prompts, (_copied(params, older),))
-    if version + 1 < self.rollouts:
-      self._begin(version + 1)
-    tokens = counts.get('tokens_drawn')
-    return Delivery(rollout, self.receipt, counts, secs, waited, tokens)
+    counts = {**finished.counts, 'ahead_wait_secs': waited}
+    return Delivery(
+      finished.rollout,
+      counts,
+      finished.secs,
+      waited,
+      counts.get('tokens_drawn'),
+    )
 
   def prepare(self, version: int) -> None:
     """See `Source`; the thread draws it already."""
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """See `Source`."""
-    self._join()  # its error, if it has one, is that of the next rollout
-    assert self._newest is not None  # the learner is done with it
-    self.load(*self._newest)
-    yield
+    """See `Source`; what is being drawn is drawn to its end before."""
+    with self._changed:
+      self._pauses = True
+      while self._is_drawing:
+        self._changed.wait()
+    try:
+      assert self._newest is not None  # the learner is done with it
+      params, version = self._newest
+      if not self._pace.draws(version):
+        self._sampling.publish(params, version)
+      if self._loaded != version:
+        self._loaded = None
+        self._sampling.load(version)
+        self._loaded = version
+      yield
+    finally:
+      with self._changed:
+        self._pauses = False
+        self._drop()
+        self._changed.notify_all()
 
   def close(self) -> None:
     """See `Source`."""
-    self.lease.has_ended, secs = True, _JUDGING_SECS
+    self._lease.has_ended, secs = True, _JUDGING_SECS
+    with self._changed:
+      self._changed.notify_all()
     while self._thread is not None and self._thread.is_alive() and secs > 0:
       self._thread.join(0.1)
-      secs -= 0.1 * self.lease.is_judging
+      secs -= 0.1 * self._lease.is_judging
 
-  def _begin(self, version: int) -> None:
-    """Begins to draw the rollout that a version will learn from."""
-    drawn: futures.Future[tuple[Drawn, float]] = futures.Future()
-    prompts, (older,) = self.receipt
-    self._drawn = drawn
+  def _needed(self, rollout: int, newest: int) -> set[int]:
+    """The versions by which a rollout and later ones are drawn."""
+    needed = self._pace.needed(rollout, newest)
+    return needed if rollout < self._rollouts else set()
 
-    def draw():
-      try:
-        drawn.set_result(_timed(self.draw, prompts, version))
-      except BaseException as error:  # `next` raises it
-        drawn.set_exception(error)
+  def _drop(self) -> None:
+    """Frees the versions that nothing is drawn by any more."""
+    assert self._newest is not None
+    needed = self._needed(self._begun, self._newest[1])
+    self._sampling.drop(needed | {self._newest[1]})
 
-    try:
-      self.fill()  # here, because some prompts bear no other thread
-      self.load(older, version - 1)
-    except Exception as error:
-      drawn.set_exception(error)
+  def _refresh(self) -> None:
+    """Draws by the newest version from now on, if this is the thread."""
+    if threading.current_thread() is not self._thread:
       return
-    # A daemon, because a second Ctrl-C ends the program without waiting for a
-    # reward function.
-    self._thread = threading.Thread(target=draw, name='ahead', daemon=True)
-    self._thread.start()
+    assert self._newest is not None
+    newest = self._newest[1] - self._newest[1] % self._pace.every
+    if newest != self._loaded:
+      self._loaded = None
+      self._sampling.load(newest, goes_on=True)
+      self._loaded = newest
 
-  def _join(self) -> None:
-    if self._thread is not None:
-      self._thread.join()
-      self._thread = None
+  def _may_draw(self) -> bool:
+    """Whether the next rollout may begin."""
+    assert self._newest is not None
+    due = self._pace.version(self._begun) <= self._newest[1]
+    return due and not self._pauses and self._begun < self._rollouts
+
+  def _run(self) -> None:
+    """Draws rollout after rollout, until one raises."""
+    while True:
+      with self._changed:
+        while not (self._lease.has_ended or self._may_draw()):
+          self._changed.wait()
+        if self._lease.has_ended:
+          return
+        self._is_drawing = True
+        prompts, rollout = self._prompts, self._begun
+        assert self._newest is not None
+        wanted = self._pace.version(rollout)
+        if self._pace.inflight:
+          wanted = self._newest[1] - self._newest[1] % self._pace.every
+      error: BaseException | None = None
+      try:
+        if self._loaded != wanted:
+          self._loaded = None
+          self._sampling.load(wanted)
+          self._loaded = wanted
+        drawn, secs = _timed(self._sampling.draw, prompts, rollout)
+      except BaseException as raised:  # `next` raises it
+        error = raised
+      with self._changed:
+        self._is_drawing, self._error = False, error
+        if error is None:
+          made, self._prompts, counts = drawn
+          self._finished[rollout] = Finished(made, self._prompts, counts, secs)
+          self._begun += 1
+          self._drop()
+        self._changed.notify_all()
+      self._news.put(None)
+      if error is not None:
+        return

@@ -13,6 +13,7 @@ from grpo_jax.learner import speed
 from grpo_jax.rollouts import gathering
 from grpo_jax.rollouts import rollout_metrics
 from grpo_jax.rollouts.sources import Delivery
+from grpo_jax.rollouts.sources import Receipt
 from grpo_jax.run import learning
 from grpo_jax.run import progress as progress_lib
 from grpo_jax.run import reports
@@ -112,9 +113,8 @@ def begin(session: Session) -> Progress | None:
     return None
   with session.monitor.phase('handing the parameters to the sampler'):
     state = session.updater.compiled.init(params)
-    receipt = session.source.first(state.params)
     layout = session.updater.layout
-    progress = Progress(0, state, receipt, layout, Unwritten({}, []))
+    progress = Progress(0, state, Receipt(), layout, Unwritten({}, []))
     progress_lib.hand_over(session, progress)
   return progress
 
@@ -138,7 +138,6 @@ def advance(session: Session, progress: Progress) -> Progress:
   progress = progress._replace(
     step=progress.step + 1,
     state=learned.state,
-    receipt=delivery.receipt,
     layout=learned.layouts.spec,
     unwritten=Unwritten(learned.measured | delivery.counts, []),
     metric=None,

@@ -84,7 +84,7 @@ class Progress(NamedTuple):
   Attributes:
     step: Rollouts done.
     state: What the learner goes on with.
-    receipt: What the next rollouts are drawn from.
+    receipt: What the next rollouts are drawn from, as it was saved last.
     layout: How completions are laid out, as far as the first rollout has
       decided it.
     unwritten: The last rollout's metrics; None once they are written.
@@ -132,23 +132,27 @@ class Progress(NamedTuple):
     }
 
 
-def abstract(state: TrainState, host: dict[str, Any]) -> Any:
+def abstract(
+  state: TrainState, snapshot: Callable[[], Any], host: dict[str, Any]
+) -> Any:
   """The arrays of a checkpoint as shapes, dtypes and shardings.
 
   Args:
     state: As shapes, dtypes and shardings.
+    snapshot: Returns those of an earlier version, by which others draw.
     host: What lies beside the arrays.
 
   Raises:
     ValueError: An earlier version of this package has saved it.
   """
-  if not isinstance(host.get('waiting'), dict):
+  receipt = host.get('receipt')
+  if receipt is None:
     packages = host.get('versions', {}).get('packages', {})
     raise ValueError(
       f'it was saved by grpo_jax {packages.get("grpo_jax")}, an earlier '
       'version, which alone reads it'
     )
-  return _Arrays(*state, older=(state.params,) * host['older'])
+  return _Arrays(*state, older=tuple(snapshot() for _ in receipt['versions']))
 
 
 def restored(saved: checkpoint.Restored, layout: LayoutSpec) -> Progress:
@@ -243,7 +247,7 @@ def at_once(
 
 def hand_over(session: Session, progress: Progress) -> None:
   """Puts the source where a progress has left it."""
-  session.source.receipt = progress.receipt
+  session.source.restore(progress.receipt, progress.step)
   session.source.publish(progress.state.params, progress.step)
 
 
@@ -269,7 +273,8 @@ def save(session: Session, progress: Progress) -> Progress:
   """
   saves, step = session.saves, progress.step
   counted = progress.saves.counted(step, session.run.export.every_saves)
-  progress = progress._replace(saves=counted)
+  receipt = session.source.receipt()
+  progress = progress._replace(saves=counted, receipt=receipt)
   most = session.run.learn.nonfinite_rollouts
   host = {**session.origin, **progress.to_json(session.whole, most)}
   with session.monitor.phase('saving a checkpoint'):

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax import engines
+from grpo_jax.engines.handover import Put
+from grpo_jax.engines.handover import Weights
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.types import Rollout
@@ -36,6 +38,17 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
+
+
+def _weights(run: build.Run, updater: Updater) -> Weights:
+  """What brings trained parameters to the devices that draw."""
+  trained = updater.compiled.abstract.params
+  return Put(run.model, trained, run.mesh, run.sampling_mesh, updater.frozen)
+
+
+def abstract_snapshot(run: build.Run, updater: Updater) -> Any:
+  """Shapes, dtypes and shardings of what draws rollouts of an older version."""
+  return _weights(run, updater).abstract()
 
 
 def source(
@@ -64,13 +77,35 @@ def source(
       turns=run.turns,
     )
     return AtOnce(draw, load, run.engine.unload, wait)
-  if not spec.ahead:
+  if not run.draws_ahead:
     return drawn_at_once(run, updater, wait)
   lease = Lease()
   run = dataclasses.replace(run, check=lease.check, judging=lease.judging)
-  draw = functools.partial(sampled, run)
-  fill = run.prompts.fill
-  return Ahead(draw, load, run.engine.unload, wait, run.steps, fill, lease)
+  return Ahead(
+    _Here(run, _weights(run, updater)),
+    spec.pace,
+    lease,
+    run.steps,
+    wait,
+    run.prompts.fill,
+  )
+
+
+class _Here:
+  """Draws with the engine of this process; see `sources.Sampling`."""
+
+  def __init__(self, run: build.Run, weights: Weights):
+    self._run, self._weights = run, weights
+    self.publish, self.drop = weights.publish, weights.drop
+    self.snapshot, self.restore = weights.snapshot, weights.restore
+    self.draw = functools.partial(sampled, run)
+
+  def load(self, version: int, goes_on: bool = False) -> None:
+    """See `sources.Sampling`."""
+    engine = self._run.engine
+    if not goes_on:
+      engine.unload()  # so that memory holds one set at a time
+    engine.take(self._weights.fetch(version), version)
 
 
 def drawn_at_once(

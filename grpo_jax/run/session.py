@@ -264,7 +264,10 @@ def _restored(
       )
     )
     state = updater.compiled.abstract
-    saved = saves.restore(functools.partial(progress_lib.abstract, state))
+    snapshot = functools.partial(sampling.abstract_snapshot, run, updater)
+    saved = saves.restore(
+      functools.partial(progress_lib.abstract, state, snapshot)
+    )
   if saved is not None:
     with start.peers.together():  # all raise it, and none has failed alone
       _check_fits(saved, run.steps, start)

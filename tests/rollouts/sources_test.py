@@ -1,122 +1,235 @@
-"""What a source draws by, and when its receipt changes."""
+"""What a source draws by, when, and what its receipt holds."""
 
 import contextlib
+import random
 import threading
 import time
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax.rollouts import sources
 from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.sources import Pace
 from grpo_jax.rollouts.sources import Receipt
+
+MOST = 300.0  # seconds of a wait that would otherwise have no end
 
 
 class Stopped(KeyboardInterrupt):
   """A signal, where it need not wait."""
 
 
-class Engine:
-  """Notes what it is given; a rollout is the parameters that draw it."""
+class Sampling:
+  """Notes what it is asked; a rollout says which versions have drawn it."""
 
   def __init__(self):
-    self.events, self.params = [], None
+    self.events, self.there, self.version = [], {}, None
+    self.most, self.before = 0, lambda rollout: None
 
-  def load(self, params, version):
+  def publish(self, params, version):
+    self.events.append(('publish', version))
+    self.there[version] = np.array(params)
+    self.most = max(self.most, len(self.there))
+
+  def load(self, version, goes_on=False):
     self.events.append(('load', version))
-    self.params = params
+    assert self.there[version][0] == version
+    self.version = version
 
-  def unload(self):
-    self.events.append('unload')
-    self.params = None
+  def draw(self, prompts, rollout):
+    self.events.append(('draw', rollout))
+    versions = [self.version]
+    self.before(rollout)
+    versions.append(self.version)
+    after = prompts._replace(position=prompts.position + 2)
+    return (rollout, *versions), after, {'n': 1.0}
 
-  def draw(self, prompts, version):
-    self.events.append(('draw', version))
-    drawn = np.asarray(self.params['w']).copy()
-    return drawn, prompts._replace(position=prompts.position + 2), {'n': 1.0}
+  def drop(self, needed):
+    self.there = {v: x for v, x in self.there.items() if v in needed}
+
+  def snapshot(self, version):
+    return self.there[version].copy()
+
+  def restore(self, version, snapshot):
+    self.there[version] = snapshot
+
+  @property
+  def draws(self):
+    return [number for what, number in self.events if what == 'draw']
 
 
 def params(version):
-  return {'w': jnp.full(3, float(version))}
+  return np.full(3, float(version))
 
 
-def at_once(engine, **more):
-  return sources.AtOnce(engine.draw, engine.load, engine.unload, **more)
+def drawn_ahead(sampling, pace=Pace(1), rollouts=9, **more):  # noqa: B008
+  return sources.Ahead(sampling, pace, sources.Lease(), rollouts, **more)
 
 
-def drawn_ahead(engine, rollouts=9, wait=contextlib.nullcontext):
-  return sources.Ahead(engine.draw, engine.load, engine.unload, wait, rollouts)
-
-
-def train(source, first, last):
-  """What versions have drawn, and the receipts behind each rollout."""
-  versions, receipts = [], []
+def train(source, first, last, after=lambda version: None):
+  """What has drawn each rollout, and the receipt behind each."""
+  found, receipts = [], []
   for version in range(first, last):
     source.publish(newest := params(version), version)
     delivery = source.next(version)
-    jax.tree.map(lambda x: x.delete(), newest)  # the learner donates it
-    versions.append(delivery.rollout[0])
-    receipts.append(delivery.receipt)
-    assert delivery.receipt is source.receipt and delivery.counts['n'] == 1
-  return versions, receipts
+    newest[:] = np.nan  # the learner donates it
+    rollout, *versions = delivery.rollout
+    assert rollout == version and delivery.counts['n'] == 1
+    found.append(tuple(versions))
+    after(version)
+    receipts.append(source.receipt())
+  return found, receipts
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+  yield
+  assert not [t for t in threading.enumerate() if t.name == 'ahead']
 
 
 def test_at_once_draws_by_the_newest_and_frees_the_engine():
-  engine = Engine()
-  source = at_once(engine)
-  assert source.first(params(0)) == Receipt()
+  events, loaded = [], []
+
+  def draw(prompts, version):
+    events.append(('draw', version))
+    return (version, loaded[-1]), prompts._replace(position=2), {'n': 1.0}
+
+  def load(given, version):
+    assert given[0] == version
+    loaded.append(version)
+
+  source = sources.AtOnce(draw, load, lambda: events.append('unload'))
+  assert source.receipt() == Receipt()
   versions, receipts = train(source, 0, 2)
-  assert versions == [0, 1]
-  assert receipts == [Receipt(PromptState(2)), Receipt(PromptState(4))]
-  one = [('load', 0), ('draw', 0), 'unload']
-  assert engine.events == [*one, ('load', 1), ('draw', 1), 'unload']
+  assert versions == [(0,), (1,)]
+  assert receipts == [Receipt(PromptState(2))] * 2
+  assert events == [('draw', 0), 'unload', ('draw', 1), 'unload']
+  source.restore(Receipt(PromptState(8)), 3)
+  assert source.receipt() == Receipt(PromptState(8))
 
 
 def test_prompts_are_not_read_behind_the_last_rollout():
   filled = []
-  source = at_once(Engine(), fill=lambda: filled.append(1), rollouts=2)
+  nothing = lambda *_: None
+  source = sources.AtOnce(
+    nothing, nothing, nothing, fill=filled.append, rollouts=2
+  )
   source.prepare(1)
   source.prepare(2)
-  assert len(filled) == 1
+  assert filled == [0]
 
 
-def test_ahead_draws_by_the_version_before_and_a_receipt_draws_it_again():
-  engine = Engine()
-  source = drawn_ahead(engine)
-  source.receipt = source.first(params(0))
-  versions, receipts = train(source, 0, 4)
+@pytest.mark.parametrize('every', [1, 2, 3])
+@pytest.mark.parametrize('ahead', [0, 1, 2, 4])
+def test_no_version_is_older_than_it_may_be(ahead, every):
+  if every > ahead + 1:
+    return
+  pace, sampling = Pace(ahead, every), Sampling()
+  source = drawn_ahead(sampling, pace, 12)
+  found, _ = train(source, 0, 12)
   source.close()
-  assert versions == [0, 0, 1, 2]
-  (older,) = receipts[-1].params
-  assert receipts[-1].prompts == PromptState(8) and older['w'][0] == 3
-  # The memory of what drew earlier ones was taken.
-  assert receipts[0].params[0]['w'].is_deleted()
-  again = drawn_ahead(engine := Engine())
-  again.receipt = receipts[-1]
-  assert train(again, 4, 6)[0] == [3, 4]
-  assert engine.events[:2] == [('load', 3), ('draw', 4)]
-  again.close()
+  assert found == [(pace.version(k),) * 2 for k in range(12)]
+  ages = [k - version for k, (version, _) in enumerate(found)]
+  assert max(ages) == ahead and min(ages) >= 0
+  assert all(version % every == 0 for version, _ in found)
+  assert sampling.draws == list(range(12))  # each once, in order
+  # Those that rollouts still need, and the newest.
+  assert sampling.most <= ahead // every + 2
 
 
-def test_no_rollout_is_drawn_behind_the_last():
-  engine = Engine()
-  source = drawn_ahead(engine, rollouts=2)
-  source.receipt = source.first(params(0))
-  train(source, 0, 2)
+def test_it_draws_as_far_ahead_as_versions_allow_and_no_further():
+  sampling = Sampling()
+  source = drawn_ahead(sampling, Pace(3), 20)
+  source.publish(params(0), 0)
+  deadline = time.monotonic() + MOST
+  while len(sampling.draws) < 4 and time.monotonic() < deadline:
+    time.sleep(0.001)
+  time.sleep(0.05)
+  assert sampling.draws == [0, 1, 2, 3]  # rollout 4 needs version 1
+  receipt = source.receipt()
   source.close()
-  assert [event for event in engine.events if 'draw' in event] == [
-    ('draw', 0),
-    ('draw', 1),
+  assert [one.rollout for one in receipt.finished] == [
+    (k, 0, 0) for k in range(4)
   ]
-  assert engine.params is None
+  assert receipt.prompts == PromptState(8) and receipt.versions == ()
 
 
-@pytest.mark.parametrize('fails', [Stopped, ValueError, MemoryError])
-def test_what_ends_a_wait_leaves_the_receipt_as_it_was(fails):
+@pytest.mark.parametrize('ahead, every', [(1, 1), (2, 1), (4, 1), (3, 2)])
+def test_a_receipt_draws_the_same_again_wherever_it_is_taken(ahead, every):
+  """Also of a run whose thread lags, and one that is far ahead."""
+  pace, chance = Pace(ahead, every), random.Random(ahead)
+  sampling = Sampling()
+  sampling.before = lambda rollout: time.sleep(chance.choice((0, 0, 0.004)))
+  source = drawn_ahead(sampling, pace, 20)
+  _, receipts = train(
+    source, 0, 12, lambda version: time.sleep(chance.choice((0, 0.006)))
+  )
+  source.close()
+  lagged = 0
+  for version, receipt in enumerate(receipts, 1):
+    assert len(receipt.finished) + len(receipt.versions) <= ahead
+    assert all(one < version for one in receipt.versions)
+    lagged += len(receipt.versions)
+    sampling = Sampling()
+    again = drawn_ahead(sampling, pace, version + 6)
+    again.restore(receipt, version)
+    found, _ = train(again, version, version + 6)
+    again.close()
+    assert found == [
+      (pace.version(k),) * 2 for k in range(version, version + 6)
+    ]
+    first = version + len(receipt.finished)
+    assert sampling.draws == list(range(first, version + 6))
+    assert receipt.prompts.position == 2 * first
+  assert lagged
+
+
+def test_inflight_takes_what_is_published_while_a_rollout_is_drawn():
+  sampling, drawing = Sampling(), threading.Event()
+  source = drawn_ahead(sampling, Pace(2, inflight=True), 9)
+
+  def before(rollout):
+    if rollout == 1:
+      drawing.set()
+    while rollout == 1 and sampling.version == 0:
+      source._lease.check()
+
+  sampling.before = before
+  source.publish(params(0), 0)
+  assert source.next(0).rollout == (0, 0, 0)
+  assert drawing.wait(MOST)
+  assert source.receipt().versions == ()  # the newest draws it again
+  source.publish(params(1), 1)
+  assert source.next(1).rollout == (1, 0, 1)
+  source.close()
+
+
+def test_nobody_but_the_thread_loads_what_is_taken_in_flight():
+  """A judge that another thread runs calls the same check."""
+  sampling, begun, goes_on = Sampling(), threading.Event(), threading.Event()
+  source = drawn_ahead(sampling, Pace(2, inflight=True), 9)
+
+  def before(rollout):
+    if rollout == 1:
+      begun.set()
+      assert goes_on.wait(MOST)
+
+  sampling.before = before
+  source.publish(params(0), 0)
+  source.next(0)
+  assert begun.wait(MOST)
+  source.publish(params(1), 1)
+  source._lease.check()
+  assert ('load', 1) not in sampling.events
+  goes_on.set()
+  source.close()
+
+
+@pytest.mark.parametrize('fails', [Stopped, ValueError, SystemExit])
+def test_what_ends_a_wait_loses_nothing(fails):
   """A signal, a judge, the engine: what is saved then draws it again."""
-  engine, waits = Engine(), []
+  sampling, waits, goes_on = Sampling(), [], threading.Event()
 
   @contextlib.contextmanager
   def wait():
@@ -125,95 +238,125 @@ def test_what_ends_a_wait_leaves_the_receipt_as_it_was(fails):
     if fails is Stopped and len(waits) == 2:
       raise Stopped
 
-  def draw(prompts, version):
-    if fails is ValueError and version == 1:
-      raise ValueError
-    return engine.draw(prompts, version)
+  def before(rollout):
+    if fails is not Stopped and rollout == 1:
+      goes_on.wait(MOST)
+      raise fails('of a judge')
 
-  def load(given, version):
-    if fails is MemoryError and engine.events:  # for the second rollout
-      raise MemoryError
-    engine.load(given, version)
-
-  source = drawn_ahead(engine, wait=wait)
-  source.draw, source.load = draw, load
-  source.receipt = source.first(params(0))
+  sampling.before = before
+  source = drawn_ahead(sampling, Pace(1), wait=wait)
   source.publish(params(0), 0)
   source.next(0)
-  receipt = source.receipt
   source.publish(params(1), 1)
+  goes_on.set()
   with pytest.raises(fails):
     source.next(1)
   source.close()
-  assert source.receipt is receipt
-  assert not receipt.params[0]['w'].is_deleted()
+  receipt = source.receipt()
+  drawn = 2 * (1 + len(receipt.finished))
+  assert receipt.prompts.position == drawn
+  again = drawn_ahead(Sampling(), Pace(1))
+  again.restore(receipt, 1)
+  assert train(again, 1, 3)[0] == [(0, 0), (1, 1)]
+  again.close()
 
 
-def test_paused_waits_for_the_thread_and_has_the_newest():
-  engine, goes_on = Engine(), threading.Event()
-  source = drawn_ahead(engine)
-  draw = source.draw
+def test_rollouts_before_an_error_are_delivered():
+  sampling = Sampling()
 
-  def slow(prompts, version):
-    if version == 1:
-      goes_on.wait()
-    return draw(prompts, version)
+  def before(rollout):
+    if rollout == 2:
+      raise ValueError('of rollout 2')
 
-  source.draw = slow
-  source.receipt = source.first(params(0))
+  sampling.before = before
+  source = drawn_ahead(sampling, Pace(4))
+  assert train(source, 0, 2)[0] == [(0, 0)] * 2
+  source.publish(params(2), 2)
+  with pytest.raises(ValueError, match='of rollout 2'):
+    source.next(2)
+  source.close()
+
+
+def test_paused_waits_for_what_is_drawn_and_has_the_newest():
+  sampling, goes_on = Sampling(), threading.Event()
+  source = drawn_ahead(sampling, Pace(2, every=2), 9)
+  sampling.before = lambda rollout: rollout != 1 or goes_on.wait(MOST)
   source.publish(params(0), 0)
   source.next(0)
-  source.publish(params(1), 1)
+  source.publish(params(1), 1)  # which draws no rollout
   threading.Timer(0.1, goes_on.set).start()
   with source.paused():
-    assert engine.events[-2:] == [('draw', 1), ('load', 1)]
-    assert engine.params['w'][0] == 1
-  assert source.next(1).rollout[0] == 0  # it was drawn by the one before
+    assert sampling.draws[-1] == 1 and sampling.version == 1
+    time.sleep(0.05)
+    assert sampling.draws[-1] == 1  # nothing is drawn meanwhile
+  assert source.next(1).rollout == (1, 0, 0)
+  assert train(source, 2, 4)[0] == [(0, 0), (2, 2)]
   source.close()
 
 
 def test_what_is_drawn_is_given_up_when_a_source_is_closed():
-  engine, begun = Engine(), threading.Event()
-  source = drawn_ahead(engine)
-  draw = source.draw
+  sampling, begun = Sampling(), threading.Event()
+  source = drawn_ahead(sampling)
 
-  def endless(prompts, version):
-    while version == 1:
+  def endless(rollout):
+    while rollout == 1:
       begun.set()
-      source.lease.check()
-    return draw(prompts, version)
+      source._lease.check()
 
-  source.draw = endless
-  source.receipt = source.first(params(0))
+  sampling.before = endless
   source.publish(params(0), 0)
   source.next(0)
-  assert begun.wait(timeout=300)
+  assert begun.wait(timeout=MOST)
   source.close()
-  assert not [t for t in threading.enumerate() if t.name == 'ahead']
 
 
 def test_only_a_judge_that_judges_is_left_alone(monkeypatch):
   """The thread of one that has failed may be in a program of the device."""
   monkeypatch.setattr(sources, '_JUDGING_SECS', 1e-9)
-  source = drawn_ahead(Engine())
-  draw, begun, ended = source.draw, threading.Event(), threading.Event()
+  sampling, begun, ended = Sampling(), threading.Event(), threading.Event()
+  source = drawn_ahead(sampling)
 
   def fails(chosen, *check):
     raise ValueError
 
-  def recovers(prompts, version):
-    if version == 1:
+  def recovers(rollout):
+    if rollout == 1:
       with contextlib.suppress(ValueError):
-        source.lease.judging(fails, [])
+        source._lease.judging(fails, [])
       begun.set()
       time.sleep(0.3)
       ended.set()
-    return draw(prompts, version)
 
-  source.draw = recovers
-  source.receipt = source.first(params(0))
+  sampling.before = recovers
   source.publish(params(0), 0)
   source.next(0)
-  assert begun.wait(timeout=300)
+  assert begun.wait(timeout=MOST)
   source.close()
   assert ended.is_set()
+
+
+def test_a_thousand_rollouts_with_a_heavy_tail_of_delays():
+  """No token is older than it may be, and slow ones are not left out."""
+  chance, ahead, number = np.random.default_rng(0), 4, 1000
+  delays = np.minimum(chance.pareto(1.1, number) * 2e-4, 0.05)
+  lengths = np.ceil(delays * 1e5).astype(int)  # slow ones are long
+  sampling = Sampling()
+  sampling.before = lambda rollout: time.sleep(delays[rollout])
+  source = drawn_ahead(sampling, Pace(ahead), number)
+  found, learned = [], []
+
+  def learn(version):
+    learned.append(lengths[version])
+    time.sleep(2e-4)
+
+  found, _ = train(source, 0, number, learn)
+  source.close()
+  ages = [k - version for k, (version, _) in enumerate(found)]
+  assert np.bincount(ages)[ahead] == number - ahead and max(ages) == ahead
+  # The two samples are the same, so their distance is 0.
+  grid = np.unique(lengths)
+  drawn, kept = (
+    np.searchsorted(np.sort(x), grid, side='right') / number
+    for x in (lengths, learned)
+  )
+  assert np.abs(drawn - kept).max() == 0

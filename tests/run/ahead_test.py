@@ -283,8 +283,9 @@ def test_a_stop_ends_what_the_thread_draws(
   with monkeypatch.context() as patch, Asked() as stop:
     patch.setattr(sampling, 'sampled', endless)
     done = loop.train(config, tmp_path / 'run', stop, on_rollout=told)
-  assert done['steps'] == 2 and not threads()
-  assert runs.saved(tmp_path / 'run')[0] == 2
+  # The thread may be at rollout 2 before the learner is.
+  assert done['steps'] in (1, 2) and not threads()
+  assert runs.saved(tmp_path / 'run')[0] == done['steps']
   loop.train(small(), tmp_path / 'run')
   (_, arrays, _), (_, others, _) = map(runs.saved, (whole, tmp_path / 'run'))
   for name, array in arrays.items():
@@ -439,7 +440,7 @@ def test_the_warning_is_shown(tmp_path, capsys):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize('value, said', [(2, 'at most 1'), (-1, '0 or more')])
+@pytest.mark.parametrize('value, said', [(17, 'at most 16'), (-1, '0 or more')])
 def test_other_values_are_refused(value, said):
   with pytest.raises(ValueError, match=f'sampler.ahead={value}; give {said}'):
     small(**{'sampler.ahead': value})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 from typing import NamedTuple
 
@@ -63,6 +64,17 @@ class Batch(NamedTuple):
     """Which ways of choosing a token the requests need."""
     samplings = [one.sampling for one in self.requests]
     return next_token.choices_of(samplings, vocab_size)
+
+
+@dataclasses.dataclass
+class Held:
+  """The parameters by which something is drawn; others may take their place.
+
+  Attributes:
+    now: What `sampler_params` returned, and the version of the policy.
+  """
+
+  now: tuple[Any, int]
 
 
 class Submitted:
@@ -178,7 +190,7 @@ def padded(
 def sampled(
   asked: tuple[int, Request, int],
   drawn: sampler.Drawn,
-  version: int,
+  version: np.ndarray,
   decode: Decode | None,
   goes_on: bool = False,
   **known: Any,
@@ -189,7 +201,7 @@ def sampled(
     asked: The request's number, the request, and which of its completions.
     drawn: Arrays [t] on the host, which are copied; t is 0 if this process does
       not know it.
-    version: Of the policy.
+    version: i32[t], of the policy that has drawn each token.
     decode: Turns ids into text; needed for stop strings only.
     goes_on: Whether more is drawn, unless it has come to a stop string.
     **known: Other attributes of `Sampled`.
@@ -208,7 +220,7 @@ def sampled(
     ids=one.token,
     logp=one.logp,
     log_kept=one.log_kept,
-    version=np.full((count,), version, np.int32),
+    version=np.array(version[:count], np.int32),
     finish=finish,
     entropy=one.entropy,
     routing=one.routing,

@@ -94,8 +94,7 @@ class Queue:
 
   Args:
     model: See `models.transformer`.
-    params: What `sampler_params` returned.
-    version: Of the policy.
+    held: The parameters.
     widths: The numbers of places that a cache may have.
     rows: How many rows each width has; a multiple of the data shards.
     mesh: The sampler's mesh; None for one device.
@@ -107,15 +106,14 @@ class Queue:
   def __init__(
     self,
     model: Layered,
-    params: Any,
-    version: int,
+    held: arrays.Held,
     widths: Sequence[int],
     rows: int,
     mesh: jax.sharding.Mesh | None = None,
     decode: Callable[[Any], str] | None = None,
     tried: set[tuple[int, int]] | None = None,
   ):
-    self._model, self._params, self._version = model, params, version
+    self._model, self._held = model, held
     self._widths, self._mesh, self._decode = sorted({*widths}), mesh, decode
     self.rows = rows
     self._tried = set() if tried is None else tried
@@ -128,6 +126,10 @@ class Queue:
     self._prompts: dict[bytes, Context] = {}
     self._choices: next_token.Choices | None = None
     self._clock = 0
+
+  @property
+  def _params(self) -> Any:
+    return self._held.now[0]
 
   @property
   def live(self) -> bool:
@@ -409,9 +411,10 @@ class Queue:
     turns, going = self._turns(pool), len(pool.drawn_on)
     # Rows that have ended wait for the others, so not for long.
     floor = going - math.ceil(going / 8)
+    params, version = self._held.now
     pool.cache, after, drawn = contexts.decode(
       contexts.Programs(self._model, self._mesh, self._choices),
-      self._params,
+      params,
       pool.cache,
       self._on_devices(turns),
       np.int32(min(every_tokens or contexts.STEPS, contexts.STEPS)),
@@ -425,6 +428,7 @@ class Queue:
       assert row is not None and turn is not None
       own = operator.itemgetter((row, slice(new[row])))
       turn.drawn.append(jax.tree.map(own, drawn))
+      turn.version.append(np.full(new[row], version, np.int32))
       turn.age = int(age[row])
       goes_on = not ended[row]
       if (
@@ -442,10 +446,11 @@ class Queue:
     """What was drawn of a call; it may have come to a stop string."""
     whole = jax.tree.map(lambda *x: np.concatenate(x), *turn.drawn)
     turn.drawn = [whole]  # so that the next time joins little
+    turn.version = [np.concatenate(turn.version)]
     return arrays.sampled(
       (turn.number, turn.request, turn.place),
       whole,
-      self._version,
+      turn.version[0],
       self._decode,
       goes_on=goes_on,
       read=turn.read,

@@ -61,6 +61,8 @@ class LocalEngine:
     copies: Whether the engine copies all parameters that are loaded. If False,
       some are read where the learner has them: call `unload` before they are
       donated.
+    turn_tokens: How many tokens of a row are drawn between two turns, at most;
+      None: as many as possible.
     context_tokens: The most that a request with `calls` reads and draws; None:
       as much as the longest prompt and completion.
   """
@@ -75,9 +77,11 @@ class LocalEngine:
   cores: int = 1
   copies: bool = True
   context_tokens: int | None = None
+  turn_tokens: int | None = None
 
   def __post_init__(self):
-    self._params, self._version, self._prepare = None, -1, None
+    self._held: arrays.Held | None = None
+    self._prepare: prepare.Preparation | None = None
     self._submitted = arrays.Submitted()
     self._queue: calls.Queue | None = None
     self._tried: set[tuple[int, int]] = set()
@@ -101,13 +105,18 @@ class LocalEngine:
         self.model, params, self.mesh, self.copies
       )
     self._queue = None  # what it has read was read by other parameters
-    self._params = None  # first, so that memory holds one set at a time
-    self._params = self._prepare(params)
-    self._version = version
+    self._held = None  # first, so that memory holds one set at a time
+    self._held = arrays.Held((self._prepare(params), version))
+
+  def take(self, params: Any, version: int) -> None:
+    """See `Engine`."""
+    if self._held is None:
+      self._held = arrays.Held((params, version))
+    self._held.now = params, version
 
   def unload(self) -> None:
     """Frees the engine's own copy of the parameters; see `Engine`."""
-    self._params = self._queue = None
+    self._held = self._queue = None
 
   def submit(self, request: Request) -> int:
     """See `Engine`."""
@@ -152,15 +161,14 @@ class LocalEngine:
 
   def _calls(self, number: int) -> calls.Queue:
     """What draws calls of which so many are drawn at once."""
-    if self._params is None:
+    if self._held is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     rows, queue = self.rows_of_calls(number), self._queue
     if queue is None or (queue.rows != rows and queue.is_empty):
       self._queue = queue = None  # first, so that memory holds one at a time
       self._queue = queue = calls.Queue(
         self.model,
-        self._params,
-        self._version,
+        self._held,
         self._widths_of_calls,
         rows,
         self.mesh,
@@ -175,20 +183,17 @@ class LocalEngine:
     """Draws a batch; see `completed`."""
     # One piece, because a report would not wait for the others.
     cores = 1 if every_tokens else self.cores
-    version = self._version  # others may be loaded between two turns
     so_far, parts = self._begun(batch, cores)
     reported = np.zeros(len(so_far.ended), bool)
     for _ in generation.side_by_side(
-      [part.run(every_tokens) for part in parts]
+      [part.run(every_tokens or self.turn_tokens) for part in parts]
     ):
       over = so_far.ended & ~reported
       reported |= over
-      turn = [
-        self._sampled(batch, so_far, version, p) for p in np.flatnonzero(over)
-      ]
+      turn = [self._sampled(batch, so_far, p) for p in np.flatnonzero(over)]
       if every_tokens:
         for place in np.flatnonzero(~reported & (so_far.length > 0)):
-          one = self._sampled(batch, so_far, version, place, goes_on=True)
+          one = self._sampled(batch, so_far, place, goes_on=True)
           reported[place] = one.finish != GOING
           turn.append(one)
       yield turn
@@ -200,7 +205,6 @@ class LocalEngine:
     self,
     batch: arrays.Batch,
     so_far: generation.CompletionsSoFar,
-    version: int,
     place: int | np.integer,
     goes_on: bool = False,
   ) -> Sampled:
@@ -210,9 +214,13 @@ class LocalEngine:
       holder = int(so_far.holder[place // batch.group])
       length *= holder == jax.process_index()
     drawn = jax.tree.map(lambda x: x[place, :length], so_far.drawn)
-    asked = batch.asked(int(place))
     return arrays.sampled(
-      asked, drawn, version, self.decode, goes_on, holder=holder
+      batch.asked(int(place)),
+      drawn,
+      so_far.version[place, :length],
+      self.decode,
+      goes_on,
+      holder=holder,
     )
 
   def _pieces(self, params: Any, batch: arrays.Batch, cores: int) -> int:
@@ -228,12 +236,12 @@ class LocalEngine:
     self, batch: arrays.Batch, cores: int = 1
   ) -> tuple[generation.CompletionsSoFar, list[generation.Generation]]:
     """What will have been drawn, and the generations that will draw it."""
-    if self._params is None:
+    if self._held is None:
       raise ValueError('LocalEngine has no parameters yet; call load first.')
     number, group = len(batch.requests), batch.group
     vocab_size = self.model.config.vocab_size
     prompts = arrays.prompts(batch, self.prompt_buckets, vocab_size)
-    pieces = self._pieces(self._params, batch, cores)
+    pieces = self._pieces(self._held.now[0], batch, cores)
     most = math.ceil(number / pieces)
     schedule = self.schedule(most, group, prompts.tokens.shape[1], pieces)
     sampler = self._sampler(batch.choices(vocab_size), schedule)
@@ -244,7 +252,7 @@ class LocalEngine:
     return so_far, [
       generation.Generation(
         sampler,
-        self._params,
+        self._held,
         schedule,
         jax.tree.map(lambda x, first=first: x[first : first + most], prompts),
         columns,

@@ -44,6 +44,7 @@ class CompletionsSoFar:
 
   Attributes:
     drawn: Arrays [N,T]; row p * G + g holds completion g of prompt p.
+    version: i32[N,T], of the policy that has drawn each token.
     length: i32[N], tokens of each completion up to now.
     ended: bool[N], which completions are whole.
     holder: i64[P], the process that has drawn each prompt's completions; the
@@ -51,6 +52,7 @@ class CompletionsSoFar:
   """
 
   drawn: sampler_lib.Drawn
+  version: np.ndarray
   length: np.ndarray
   ended: np.ndarray
   holder: np.ndarray | None = None
@@ -67,19 +69,22 @@ class CompletionsSoFar:
       drawn = drawn._replace(routing=np.zeros(shape, np.int32))
     length, ended = (np.zeros(shape[:1], kind) for kind in (np.int32, bool))
     holder = np.zeros((prompts,), np.int64) if shares else None
-    return cls(drawn, length, ended, holder)
+    return cls(drawn, np.zeros(shape, np.int32), length, ended, holder)
 
   def part(self, first: int, end: int, group: int) -> 'CompletionsSoFar':
     """The completions of the prompts from `first` to `end`, in this memory."""
     rows = slice(first * group, end * group)
     drawn = jax.tree.map(lambda x: x[rows], self.drawn)
     holder = None if self.holder is None else self.holder[first:end]
-    return CompletionsSoFar(drawn, self.length[rows], self.ended[rows], holder)
+    return CompletionsSoFar(
+      drawn, self.version[rows], self.length[rows], self.ended[rows], holder
+    )
 
   def write(
     self,
     completion: np.ndarray,
     drawn: Any,
+    version: int,
     count: np.ndarray,
     here: np.ndarray | bool = True,
   ):
@@ -88,6 +93,7 @@ class CompletionsSoFar:
     Args:
       completion: i64[B], the completion of each row, -1 for none.
       drawn: A `Drawn` [B,C], on the host.
+      version: Of the policy that has drawn it.
       count: i32[B], how many columns, from the first on, belong to the
         completion; 0 for a row that has none.
       here: bool[B], which rows this process holds. Of the others it learns the
@@ -101,6 +107,7 @@ class CompletionsSoFar:
     parts = jax.tree.leaves(drawn)
     for whole, part in zip(jax.tree.leaves(self.drawn), parts, strict=True):
       whole[place] = part[row, column]
+    self.version[place] = version
     # Not for the other rows: NumPy takes their -1 for the last completion.
     some = count > 0
     self.length[completion[some]] += count[some]
@@ -114,7 +121,7 @@ class Generation:
 
   Attributes:
     sampler: The static part of the compiled programs.
-    params: The parameters, as `sampler_params` returns them.
+    held: The parameters; each call reads those that are there when it begins.
     schedule: Decides the numbers of rows.
     prompts: All prompts in their order, on the host.
     columns: The lengths that the rows' caches may have, tokens, ascending; the
@@ -131,7 +138,7 @@ class Generation:
   """
 
   sampler: sampler_lib.Sampler
-  params: Any
+  held: arrays.Held
   schedule: schedule.Schedule
   prompts: sampler_lib.Prompts
   columns: Sequence[int]
@@ -194,9 +201,10 @@ class Generation:
     group = self.sampler.group
     completion = np.full((number * group,), -1, np.int64)
     completion[: taken * group] = first * group + np.arange(taken * group)
+    params, version = self.held.now
     rows, drawn = sampler_lib.prefill(
       self.sampler,
-      self.params,
+      params,
       some,
       self.columns[0],
     )
@@ -207,7 +215,8 @@ class Generation:
       self.so_far.holder[first : first + taken] = holder[:taken]
     drawn, ended = self._to_host(drawn, rows.ended)
     count = (completion >= 0).astype(np.int32)
-    self.so_far.write(completion, drawn, count, self._here(len(count)))
+    here = self._here(len(count))
+    self.so_far.write(completion, drawn, version, count, here)
     return rows, completion, ~ended
 
   def _to_host(self, drawn: sampler_lib.Drawn, *rest: jax.Array) -> Any:
@@ -290,9 +299,10 @@ class Generation:
       len(self.going), self.schedule.fullest(self.going), self.waiting > 0
     )
     scalars = min(limit, every_tokens or limit), floor
+    params, version = self.held.now
     self.rows, drawn = sampler_lib.decode(
       self.sampler,
-      self.params,
+      params,
       self.rows,
       *map(np.int32, scalars),
     )
@@ -300,7 +310,8 @@ class Generation:
     some = self.completion >= 0
     # A row that ended on the way drew fewer tokens than the others.
     count = np.where(some, age - self.so_far.length[self.completion], 0)
-    self.so_far.write(self.completion, drawn, count, self._here(len(count)))
+    here = self._here(len(count))
+    self.so_far.write(self.completion, drawn, version, count, here)
     self.going = ~ended
     self.clock += int(count.max())  # some row drew a token in every step
 

@@ -26,6 +26,7 @@ class Turn:
     request: What was asked for.
     ids: i32[n], of the request.
     drawn: What each call of the devices has drawn of it, `Drawn` [c].
+    version: Of the policy, for each token of these, i32[c].
     age: How many tokens that are.
     read: See `Sampled`.
     parked: Likewise.
@@ -36,6 +37,7 @@ class Turn:
   request: Request
   ids: np.ndarray
   drawn: list[Any] = dataclasses.field(default_factory=list)
+  version: list[np.ndarray] = dataclasses.field(default_factory=list)
   age: int = 0
   read: int = 0
   parked: bool = False

@@ -60,11 +60,76 @@ def _dtypes(model, tree):
   return jax.tree_util.tree_map_with_path(one, tree)
 
 
+class Layerwise:
+  """Calls a program for each layer, and for each array that is in none.
+
+  Layers of one kind share a program.
+
+  Args:
+    model: Whose parameters.
+    params: The learner's parameters, some of them, or their shapes. All that
+      are given later have the same shapes and lie on the same devices.
+    program: Makes a program of a layer, or of an array, of what `places` have
+      in its place, and of whether the layer is one of several that are stacked.
+    places: Trees as `model.unstack` makes them of `params`.
+  """
+
+  def __init__(
+    self, model: Layered, params: Any, program: Callable[..., Any], *places: Any
+  ):
+    self._blocks, self._tail = model.config.blocks, model.config.tail
+    self._rest = {
+      name: program({name: x}, *({name: one[name]} for one in places), False)
+      for name, x in params.items()
+      if name not in _STACKED
+    }
+    layers = list(zip(*(one['layers'] for one in places), strict=True))
+    blocks, tail = params['blocks'], params.get('tail', [])
+    repeated = [layers[numbers[0]] for _, numbers in self._blocks]
+    last = [layers[number] for _, number in self._tail]
+    self._layers = [
+      program(layer, *to, is_stacked)
+      for given, is_stacked, where in (
+        (blocks, True, repeated),
+        (tail, False, last),
+      )
+      for layer, to in zip(given, where, strict=True)
+    ]
+
+  def calls(self, params: Any) -> list[tuple[Any, list[tuple[Any, ...]]]]:
+    """For each program the arguments of its calls."""
+    blocks, tail = params['blocks'], params.get('tail', [])
+    layers = [
+      [(x, np.int32(i)) for i in range(len(numbers))]
+      for x, (_, numbers) in zip(blocks, self._blocks, strict=True)
+    ]
+    layers += [[(x,)] for x in tail]
+    rest = [[({name: params[name]},)] for name in self._rest]
+    programs = [*self._rest.values(), *self._layers]
+    return list(zip(programs, rest + layers, strict=True))
+
+  def __call__(self, params: Any) -> Any:
+    """What the programs return, a tree as `model.unstack` makes it."""
+    made = [
+      [program(*arguments) for arguments in calls]
+      for program, calls in self.calls(params)
+    ]
+    number = len(self._rest)
+    rest = {name: x for (one,) in made[:number] for name, x in one.items()}
+    numbers = [list(layers) for _, layers in self._blocks]
+    numbers += [[layer] for _, layer in self._tail]
+    layers = {
+      layer: x
+      for own, found in zip(numbers, made[number:], strict=True)
+      for layer, x in zip(own, found, strict=True)
+    }
+    return {**rest, 'layers': [layers[layer] for layer in sorted(layers)]}
+
+
 class Preparation:
   """`sampler_params`, which also brings the parameters to the sampler's mesh.
 
-  Called with the learner's parameters it returns the sampler's. Layers of one
-  kind share a program.
+  Called with the learner's parameters it returns the sampler's.
 
   Args:
     model: Whose parameters.
@@ -83,15 +148,9 @@ class Preparation:
     copies: bool = True,
   ):
     self._whole: Any = None
-    self._layers, self._rest = [], {}
-    self._blocks, self._tail = model.config.blocks, model.config.tail
+    self._layerwise: Any = None
     self._same: list[str] = []  # what is not copied
-    place: Any = None
-    if mesh is not None:
-      shapes = jax.eval_shape(model.unstack, params)
-      place = sharding.param_shardings(
-        mesh, shapes, model.logical_axes, sharding.DECODING_RULES
-      )
+    place = None if mesh is None else decoding_shardings(model, params, mesh)
     if mesh is None or mesh.size == 1:
       self._same = [
         name
@@ -105,57 +164,23 @@ class Preparation:
       whole = functools.partial(sampler_params, model)
       self._whole = jax.jit(whole, out_shardings=place)
       return
-    half: Any = sharding.param_shardings(mesh, shapes, model.logical_axes)
-    self._rest = {
-      name: _program(model, {name: x}, {name: half[name]}, {name: place[name]})
-      for name, x in params.items()
-      if name not in _STACKED
-    }
-    layers = list(zip(half['layers'], place['layers'], strict=True))
-    blocks, tail = params['blocks'], params.get('tail', [])
-    repeated = [layers[numbers[0]] for _, numbers in self._blocks]
-    last = [layers[number] for _, number in self._tail]
-    for given, is_stacked, where in (
-      (blocks, True, repeated),
-      (tail, False, last),
-    ):
-      self._layers += [
-        _program(model, layer, *to, is_stacked)
-        for layer, to in zip(given, where, strict=True)
-      ]
+    shapes = jax.eval_shape(model.unstack, params)
+    half = sharding.param_shardings(mesh, shapes, model.logical_axes)
+    program = functools.partial(_program, model)
+    self._layerwise = Layerwise(model, params, program, half, place)
 
   def _calls(self, params: Any) -> list[tuple[Any, list[tuple[Any, ...]]]]:
     """For each program the arguments of its calls."""
     if self._whole is not None:
       return [(self._whole, [(_without(params, self._same),)])]
-    blocks, tail = params['blocks'], params.get('tail', [])
-    layers = [
-      [(x, np.int32(i)) for i in range(len(numbers))]
-      for x, (_, numbers) in zip(blocks, self._blocks, strict=True)
-    ]
-    layers += [[(x,)] for x in tail]
-    rest = [[({name: params[name]},)] for name in self._rest]
-    programs = [*self._rest.values(), *self._layers]
-    return list(zip(programs, rest + layers, strict=True))
+    return self._layerwise.calls(params)
 
   def __call__(self, params: Any) -> Any:
     """The sampler's parameters."""
-    made = [
-      [program(*arguments) for arguments in calls]
-      for program, calls in self._calls(params)
-    ]
-    if self._whole is not None:
-      return made[0][0] | {name: params[name] for name in self._same}
-    number = len(self._rest)
-    rest = {name: x for (one,) in made[:number] for name, x in one.items()}
-    numbers = [list(layers) for _, layers in self._blocks]
-    numbers += [[layer] for _, layer in self._tail]
-    layers = {
-      layer: x
-      for own, found in zip(numbers, made[number:], strict=True)
-      for layer, x in zip(own, found, strict=True)
-    }
-    return {**rest, 'layers': [layers[layer] for layer in sorted(layers)]}
+    if self._whole is None:
+      return self._layerwise(params)
+    made = self._whole(_without(params, self._same))
+    return made | {name: params[name] for name in self._same}
 
   def lower(self, params: Any, mesh: Any) -> list[tuple[Any, int]]:
     """The programs, lowered from shapes, and how often each is called."""
@@ -163,6 +188,52 @@ class Preparation:
       (sharding.lower(mesh, program, *calls[0]), len(calls))
       for program, calls in self._calls(params)
     ]
+
+
+def decoding_shardings(model: Layered, params: Any, mesh: Any) -> Any:
+  """Where the layers of parameters lie as decoding reads them.
+
+  Args:
+    model: Whose parameters.
+    params: The learner's, some of them, or their shapes.
+    mesh: The sampler's.
+  """
+  shapes = jax.eval_shape(model.unstack, params)
+  return sharding.param_shardings(
+    mesh, shapes, model.logical_axes, sharding.DECODING_RULES
+  )
+
+
+def cut_program(
+  model: Layered,
+  then: Callable[[Any, Any], Any],
+  tree: Any,
+  near: Any,
+  far: Any,
+  is_stacked: bool,
+) -> Callable[..., Any]:
+  """Casts some parameters, cuts them and sends them; see `mesh.crossing`.
+
+  Args:
+    model: See `Preparation`.
+    then: Sends what was cut.
+    tree: The parameters, or their shapes; not read.
+    near: Where they lie once they are cut.
+    far: Where they are sent.
+    is_stacked: See `Layerwise`.
+
+  Returns:
+    A function of the parameters and, if they are stacked, of a layer's number.
+  """
+  del tree
+
+  def cast(tree, number=None):
+    if is_stacked:
+      tree = jax.tree.map(lambda x: x[number], tree)
+    return _cast(model, tree)
+
+  program = jax.jit(cast, out_shardings=near)
+  return lambda *arguments: then(program(*arguments), far)
 
 
 def _without(tree: dict[str, Any], names: list[str]) -> dict[str, Any]:
@@ -189,9 +260,7 @@ def _is_same(model, tree, place) -> bool:
   )
 
 
-def _program(
-  model, tree, half, place, is_stacked: bool = False
-) -> Callable[..., Any]:
+def _program(model, tree, half, place, is_stacked: bool) -> Callable[..., Any]:
   """Brings some parameters to the sampler.
 
   Args:

@@ -32,6 +32,7 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
 from grpo_jax.rollouts import batch_fields
+from grpo_jax.rollouts import sources
 from grpo_jax.rollouts import turn_fields
 from grpo_jax.run.build import batch_fields as build_fields
 from grpo_jax.run.build import compiled_programs
@@ -51,6 +52,7 @@ from grpo_jax.run.keep.objects import Objects
 
 Config = config_lib.Config
 
+_INFLIGHT = 32  # tokens of a row that are drawn by the same weights, at most
 _END = (0,)  # which ids end a completion changes nothing in a program's size
 
 
@@ -66,6 +68,7 @@ class Sampler:
   evaluation: specs.EvaluationSpec
   tokenizer: Tokenizer
   mesh: jax.sharding.Mesh
+  sampling_mesh: jax.sharding.Mesh
   model: models.Model
   engine: engines.Engine
   sampling: engines.Sampling
@@ -95,6 +98,7 @@ class Run(Sampler):
   workers: Workers | None = None  # for the rewards that need them
   player: sessions.Player | None = None  # of an environment
   hosts: meeting.Hosts = meeting.ALONE  # which play together
+  draws_ahead: bool = False  # whether a thread of its own draws
   # Between two turns of the engine; what it raises ends the sampling.
   check: Callable[[], None] = lambda: None
 
@@ -121,7 +125,8 @@ def run(
   config, mesh, model = parts.config, parts.mesh, parts.model
   answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
-  judges = build_rewards.functions(config, objects, mesh)
+  # Whoever draws judges too: a device gets programs from one thread.
+  judges = build_rewards.functions(config, objects, parts.sampling_mesh)
   labels = [judge.name for judge in judges]
   limits.check_best_metric(config, labels)
   limits.check_early_stop(config, labels)
@@ -143,6 +148,7 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
+    draws_ahead=bool(config.sampler.ahead or config.generator.devices),
     peak_flops=peak and peak * mesh.size,
   )
 
@@ -196,7 +202,11 @@ def sampler_specs(
       retire_solved=fields.retire_solved,
       right_reward=evaluation.right_reward,
       shuffles=config.shuffle_rewards,
-      ahead=fields.ahead,
+      pace=sources.Pace(
+        fields.ahead,
+        config.generator.every,
+        config.generator.updates == 'inflight',
+      ),
     ),
     'evaluation': specs.EvaluationSpec(
       evaluation.every_steps, evaluation.examples, evaluation.answer
@@ -213,11 +223,12 @@ def _read_ahead(prompts: Any, config: Config) -> Any:
   knows beforehand that they are needed; see its help. What is held out, or
   shown in the warm-up, is not read early.
   """
+  rows = config.sampler.prompts * (1 + config.sampler.ahead)
   found = [*map(build_data.files_of, build_data.sources_in(config.data.train))]
   inside = [paths for paths in found if paths is not None]
   if not inside or not all(inside):
-    return data.MakeAhead(prompts, config.sampler.prompts)
-  return data.ReadAhead(prompts, config.sampler.prompts)
+    return data.MakeAhead(prompts, rows)
+  return data.ReadAhead(prompts, rows)
 
 
 def _require_to_train(
@@ -255,7 +266,7 @@ def sampler(
   """
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
-  mesh = sharding.make_mesh(**dataclasses.asdict(config.mesh))
+  mesh, sampling_mesh = _meshes(config, trains)
   build_model.check_device(config, mesh)
   if trains:
     limits.check_work(config, mesh)
@@ -265,13 +276,14 @@ def sampler(
   made = sampler_specs(config, own)
   limits.check_length(made['weights'], *limits.longest(config))
   model, engine = _model_and_engine(
-    config, own, tokenizer, mesh, trains, shares
+    config, own, tokenizer, mesh, sampling_mesh, trains, shares
   )
   return Sampler(
     **made,
     config=config,
     tokenizer=tokenizer,
     mesh=mesh,
+    sampling_mesh=sampling_mesh,
     model=model,
     engine=engine,
     sampling=sampling_spec(config.sampler, tokenizer.eos_ids),
@@ -281,11 +293,46 @@ def sampler(
   )
 
 
+def _meshes(
+  config: Config, trains: bool
+) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
+  """The learner's mesh and the sampler's.
+
+  Raises:
+    ValueError: The devices of this process cannot be divided so.
+  """
+  sizes, own = dataclasses.asdict(config.mesh), config.generator.devices
+  if not (own and trains):
+    mesh = sharding.make_mesh(**sizes)
+    return mesh, _shared_mesh(config, mesh)
+  devices = jax.devices()
+  if jax.process_count() > 1:
+    raise ValueError(
+      f'config.generator.devices={own} in a run of {jax.process_count()} '
+      'processes, but it divides the devices of one; give 0.'
+    )
+  if own >= len(devices):
+    raise ValueError(
+      f'config.generator.devices={own}, but there are {len(devices)} devices, '
+      f'and one at least learns; give at most {len(devices) - 1}.'
+    )
+  mesh = sharding.make_mesh(**sizes, devices=devices[:-own])
+  return mesh, sharding.generating_mesh(
+    mesh, own, config.sampler.tensor, devices[-own:]
+  )
+
+
+def _shared_mesh(config: Config, mesh: Any) -> Any:
+  """The sampler's mesh, if it has the devices of the learner."""
+  return sharding.sampling_mesh(mesh, config.sampler.tensor, config.mesh.slices)
+
+
 def _model_and_engine(
   config: Config,
   own: foreign.Pretrained | None,
   tokenizer: Tokenizer,
   mesh: jax.sharding.Mesh,
+  sampling_mesh: jax.sharding.Mesh,
   trains: bool,
   shares: bool,
 ) -> tuple[models.Model, engines.Engine]:
@@ -295,9 +342,7 @@ def _model_and_engine(
     completion_buckets=completions,
     max_rows=config.sampler.max_rows,
     decode=build_data.decode_of_stops(config.sampler, tokenizer),
-    mesh=sharding.sampling_mesh(
-      mesh, config.sampler.tensor, config.mesh.slices
-    ),
+    mesh=sampling_mesh,
   )
   if own is not None:
     unused = tokenizer.unused_ids(own.model.vocab_size)
@@ -311,7 +356,8 @@ def _model_and_engine(
   limits.check_model(config, model.config, mesh)
   if trains:
     limits.check_memory(config, model, mesh)
-  alone = mesh.size == 1 and sharding.platform(mesh) == 'cpu'
+  shared = not config.generator.devices
+  alone = shared and mesh.size == 1 and sharding.platform(mesh) == 'cpu'
   cores = joining.own_cores() if alone else 1
   # It is unloaded before the updates, which donate the parameters.
   # Which process draws a turn is not known before, nor whether it plays it.
@@ -323,8 +369,14 @@ def _model_and_engine(
     cores=cores,
     copies=False,
     context_tokens=_context_tokens(config),
+    turn_tokens=_turn_tokens(config),
   )
   return model, engine
+
+
+def _turn_tokens(config: Config) -> int | None:
+  """How many tokens are drawn before newer weights may be taken."""
+  return _INFLIGHT if config.generator.updates == 'inflight' else None
 
 
 def _context_tokens(config: Config) -> int | None:
@@ -453,14 +505,18 @@ class Abstract(NamedTuple):
 
 
 def abstract(
-  config: Config, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+  config: Config,
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
+  devices: Sequence[Any] | None = None,
 ) -> Abstract:
   """The parts of a run on some mesh, from shapes alone.
 
   Args:
     config: With `model.path` a folder is enough that holds a `config.json` and
       no weights. Data is read only if the widths of prompts are left open.
-    mesh: `config.mesh` is not read.
+    mesh: Of the learner; `config.mesh` is not read.
+    devices: The `config.generator.devices` that sample alone, if the mesh has
+      devices; else None.
 
   Raises:
     ValueError: A part cannot be built; the message says why.
@@ -489,15 +545,20 @@ def abstract(
   model = build_model.transformer(config, vocab_size, needs_weights=False)
   limits.check_model(config, model.config, shapes)
   prompts, completions = build_environment.widths(config)
+  own: Any = config.generator.devices
+  sampling_mesh = _shared_mesh(config, shapes)
+  if own:
+    sampling_mesh = sharding.generating_mesh(
+      shapes, own, config.sampler.tensor, devices
+    )
   engine = engines.LocalEngine(
     model,
     prompt_buckets=prompts,
     completion_buckets=completions,
     max_rows=config.sampler.max_rows,
-    mesh=sharding.sampling_mesh(
-      shapes, config.sampler.tensor, config.mesh.slices
-    ),
+    mesh=sampling_mesh,
     context_tokens=_context_tokens(config),
+    turn_tokens=_turn_tokens(config),
   )
   loss = build_method.method_of(config)
   parts = Run(
@@ -514,6 +575,7 @@ def abstract(
     fields=build_fields.batch_fields_of(config, loss),
     turns=build_fields.turn_fields_of(config, loss),
     mesh=shapes,
+    sampling_mesh=sampling_mesh,
     model=model,
     engine=engine,
     sampling=sampling_spec(config.sampler, _END),

@@ -92,10 +92,11 @@ def check_work(config: Config, mesh: jax.sharding.Mesh) -> None:
     # threads start theirs in orders that may differ from device to device, and
     # then each program waits for devices that the other one has.
     (
-      config.sampler.ahead and mesh.size > 1,
+      config.sampler.ahead and mesh.size > 1 and not config.generator.devices,
       f'sampler.ahead={config.sampler.ahead} on {mesh.size} devices, where '
       'sampling and learning at the same time may wait for each other forever; '
-      'give sampler.ahead=0, or a mesh of one device.',
+      'give sampler.ahead=0, a mesh of one device, or config.generator.devices '
+      'for devices that sample alone.',
     ),
   ):
     if is_wrong:

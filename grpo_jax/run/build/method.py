@@ -222,7 +222,7 @@ def warnings_of_age(
   # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
   anchor, method = learn.update.anchor, learn.learner.method
   is_old = anchor == 'sampler' or draw.resample_rounds > 0
-  if not draw.ahead or _corrects(method, draw.group, num_rewards, is_old):
+  if not draw.pace.ahead or _corrects(method, draw.group, num_rewards, is_old):
     return []
   advice = "give learner.anchor='sampler'"
   if is_old or not _corrects(method, draw.group, num_rewards, True):

@@ -17,6 +17,7 @@ from grpo_jax.episodes.play import Limits
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.models.layout import LayoutSpec
+from grpo_jax.rollouts.sources import Pace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ class DrawSpec:
   retire_solved: bool
   right_reward: float  # the least first reward of a right answer
   shuffles: bool  # whether rewards are permuted
-  ahead: int  # rollouts that are drawn before their turn
+  pace: Pace  # which version draws a rollout
 
 
 @dataclasses.dataclass(frozen=True)

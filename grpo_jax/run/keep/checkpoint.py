@@ -316,6 +316,8 @@ class Checkpoints:
       if saved.get('unwritten') is None or host.get('unwritten') is not None:
         return
       known = {k: v for k, v in host.items() if not isinstance(v, bytes)}
+      # What else is drawn from by now is not among the arrays.
+      known.pop('receipt', None)
       host = _sealed(step, {**saved, **known, 'metric': measured}, arrays)
       file, text = self._directory / str(step) / _HOST, json.dumps(host)
       if '://' in os.fspath(file):

@@ -74,11 +74,19 @@ def compute(tree: Any) -> list[int]:
   matter. A change of any single bit changes the number.
 
   Args:
-    tree: Arrays of at most 32 bits per element.
+    tree: Arrays of at most 32 bits per element, of one mesh or several.
 
   Returns:
     One integer per leaf, in the order of `jax.tree.leaves`.
   """
-  if not jax.tree.leaves(tree):
-    return []
-  return [int(value) for value in jax.device_get(_program()(tree))]
+  leaves = jax.tree.leaves(tree)
+  together: dict[Any, list[int]] = {}  # a program takes arrays of one mesh
+  for n, leaf in enumerate(leaves):
+    mesh = leaf.sharding.device_set if isinstance(leaf, jax.Array) else ()
+    together.setdefault(frozenset(mesh), []).append(n)
+  found = [0] * len(leaves)
+  for some in together.values():
+    values = jax.device_get(_program()([leaves[n] for n in some]))
+    for n, value in zip(some, values, strict=True):
+      found[n] = int(value)
+  return found

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_jax import engines
 from grpo_jax import models
+from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import contexts
 from grpo_jax.mesh import sharding
@@ -351,7 +352,7 @@ def test_how_much_is_read_at_once_depends_on_the_parameters():
 
 @pytest.mark.quick
 def test_most_of_a_piece_is_no_padding():
-  queue = calls.Queue(model(), {}, 0, [64], 2)
+  queue = calls.Queue(model(), arrays.Held(({}, 0)), [64], 2)
   vars(queue)['_most_tokens'] = 256
   assert calls.pieces_of(256) == [4, 16, 64, 256]
   for count, piece in (

@@ -291,12 +291,14 @@ def test_sizes_of_programs_are_few(asked, plain):
 def test_completions_so_far_append_what_each_row_drew():
   so_far = generation_lib.CompletionsSoFar(
     sampler.Drawn(np.zeros((3, 4), np.int32), *np.zeros((3, 3, 4))),
+    np.zeros((3, 4), np.int32),
     np.array([1, 0, 0], np.int32),
     np.zeros(3, bool),
   )
   token = np.array([[5, 6, 0], [7, 8, 9], [1, 1, 1]])
   drawn = sampler.Drawn(token, token / 2, token / 4, token / 8)
-  so_far.write(np.array([2, 0, -1]), drawn, np.array([2, 3, 0]))
+  so_far.write(np.array([2, 0, -1]), drawn, 7, np.array([2, 3, 0]))
+  assert so_far.version.tolist() == [[0, 7, 7, 7], [0] * 4, [7, 7, 0, 0]]
   assert so_far.drawn.token.tolist() == [[0, 7, 8, 9], [0] * 4, [5, 6, 0, 0]]
   assert so_far.drawn.entropy[0].tolist() == [0, 7 / 8, 1, 9 / 8]
   assert so_far.length.tolist() == [4, 0, 2]
