@@ -139,7 +139,18 @@ CONFIG = [
     {'sampler.resample_rounds': 2, 'sampler.group': 1},
     'where the completions of a group always earn the same',
   ),
-  ({'sampler.ahead': 2}, 'sampler.ahead=2; give at most 1'),
+  ({'sampler.ahead': 17}, 'sampler.ahead=17; give at most 16'),
+  ({'generator.devices': -1}, 'generator.devices=-1; give 0 or more'),
+  ({'generator.every': 0}, 'generator.every=0; give 1 or more'),
+  (
+    {'generator.every': 3, 'sampler.ahead': 1},
+    'generator.every=3 with sampler.ahead=1, whose rollouts need newer',
+  ),
+  ({'generator.updates': 'always'}, "generator.updates='always'"),
+  (
+    {'generator.updates': 'inflight'},
+    "generator.updates='inflight' with sampler.ahead=0, where no version",
+  ),
   (
     {'optim.name': 'lyon'},
     "optim.name='lyon' (did you mean 'lion'?); give one of adamw,",

@@ -85,7 +85,9 @@ def with_policies(
   """
   requires = learner.method.requires
   batch, shape = rollout.batch, rollout.batch.mask.shape
-  fresh = np.asarray(batch.version) >= step
+  # Whole completions: caches keep what older policies have read.
+  older = (np.asarray(batch.version) < step) & np.asarray(batch.mask)
+  fresh = np.broadcast_to(~older.any(-1, keepdims=True), shape)
   extras = {**batch.extras, 'fresh': fresh}
   if 'turn' in extras:  # episodes: the contexts of their turns are compared
     line = rollout.previous is None

@@ -66,29 +66,26 @@ def source(
       this one would draw.
     wait: Gives a context in which a signal need not wait.
   """
-  spec, load = run.draw, functools.partial(_load, run, updater)
   if replay is not None:
     draw = functools.partial(
       replay_lib.draw,
       replay,
       run.tokenizer,
-      spec.prompts,
-      spec.group,
+      run.draw.prompts,
+      run.draw.group,
       turns=run.turns,
     )
+    # Evaluations are drawn even so, and not always where the learner is.
+    load = functools.partial(_load, run, updater)
+    if run.draws_ahead:
+      load = _Here(run, _weights(run, updater)).put
     return AtOnce(draw, load, run.engine.unload, wait)
   if not run.draws_ahead:
     return drawn_at_once(run, updater, wait)
   lease = Lease()
   run = dataclasses.replace(run, check=lease.check, judging=lease.judging)
-  return Ahead(
-    _Here(run, _weights(run, updater)),
-    spec.pace,
-    lease,
-    run.steps,
-    wait,
-    run.prompts.fill,
-  )
+  here, fill = _Here(run, _weights(run, updater)), run.prompts.fill
+  return Ahead(here, run.draw.pace, lease, run.steps, wait, fill)
 
 
 class _Here:
@@ -106,6 +103,12 @@ class _Here:
     if not goes_on:
       engine.unload()  # so that memory holds one set at a time
     engine.take(self._weights.fetch(version), version)
+
+  def put(self, params: Any, version: int) -> None:
+    """Gives the engine a version that nothing else is drawn by."""
+    self.publish(params, version)
+    self.load(version)
+    self.drop(())
 
 
 def drawn_at_once(

@@ -364,10 +364,13 @@ def facts(run: Any, devices: int) -> dict[str, str]:
     Texts by name.
   """
   found = {}
-  if run.mesh.size < devices:
+  learn, draw = run.mesh.size, run.sampling_mesh.size
+  shared = run.sampling_mesh.devices.flat[0] in run.mesh.devices
+  if not shared:
+    found['apart'] = f'{learn} devices learn, and {draw} others sample'
+  if (used := learn if shared else learn + draw) < devices:
     found['mesh'] = (
-      f'{run.mesh.size} of {devices} devices; config.mesh leaves the others '
-      'without work'
+      f'{used} of {devices} devices; config.mesh leaves the others without work'
     )
   unused = sum(end - first for first, end in run.model.unused_ids)
   if unused:
