@@ -1,5 +1,6 @@
 """Runs that sample on devices of their own while the others learn."""
 
+import dataclasses
 import random
 import threading
 import time
@@ -16,8 +17,12 @@ from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import sampling
 from grpo_jax.run.build import build
+from grpo_jax.run.build import environment as build_environment
+from grpo_jax.run.build import placing
+from grpo_jax.run.keep import objects as objects_lib
 from tests import runs
 from tests.compilations import counted_before
+from tests.run import played
 from tests.run import resume_test
 
 pytestmark = pytest.mark.usefixtures('shared_programs')
@@ -63,9 +68,14 @@ def no_thread_is_left():
   assert not [t for t in threading.enumerate() if t.name == 'ahead']
 
 
-def in_turn(config):
+def in_turn(config, objects=objects_lib.NOTHING):
   """The last parameters of a plain loop, which has nothing of the queue."""
-  run = build.run(config)
+  run = build.run(config, objects)
+  with build_environment.player(run.environment) as player:
+    return _in_turn(dataclasses.replace(run, player=player), config)
+
+
+def _in_turn(run, config):
   updater = build.updater(run, build.frozen_params(run))
   state = updater.compiled.init(build.initial_params(run))
   layout, prompts = updater.layout, PromptState()
@@ -148,6 +158,21 @@ def test_it_learns_what_a_loop_in_turn_learns(
     batch = parquet.read(file).batch
     if not config.sampler.resample_rounds:
       assert set(batch.version[batch.mask]) == {pace.version(k)}
+
+
+@pytest.mark.parametrize(
+  'meshes', ['4+4', pytest.param('2+6', marks=pytest.mark.long)]
+)
+def test_so_do_episodes_of_several_turns(meshes, tmp_path, monkeypatch):
+  changes = {**APART, **MESHES[meshes], **played.SMALL, 'sampler.ahead': 2}
+  del changes['reward']
+  config = runs.small(**{**changes, 'data.heldout': ''})
+  config, objects = placing.place(config, tokenizer=played.tokenizer())
+  expected = in_turn(config, objects)
+  delayed(monkeypatch, seed=2)
+  loop.train(config, tmp_path, objects=objects)
+  assert_last(tmp_path, expected)
+  assert {x['staleness_steps'] for x in runs.records(tmp_path)[3:]} == {2}
 
 
 @pytest.fixture(scope='module')
