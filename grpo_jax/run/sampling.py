@@ -1,24 +1,19 @@
 """What draws the rollouts of a run, and its answers to held-out problems."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
 import pathlib
-import time
 from typing import Any
 
 import numpy as np
 
-from grpo_jax import engines
 from grpo_jax.engines.handover import Put
 from grpo_jax.engines.handover import Weights
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.learner import speed
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import random_keys
 from grpo_jax.rollouts import batch_fields
@@ -33,7 +28,7 @@ from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Lease
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
-from grpo_jax.run import collecting
+from grpo_jax.run import drawing
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
@@ -132,22 +127,13 @@ def _load(run: build.Run, updater: Updater, params: Any, version: int) -> None:
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the policy of the engine and judged."""
-  spec, waited, secs, number = run.draw, 0.0, 0.0, 0
-  use = EngineUse()
-
-  def judging(judge, episodes):
-    nonlocal waited, secs, number
-    judged, took = speed.timed(run.judging, judge, episodes)
-    now = time.monotonic()
-    # Workers may have begun while others were still being sampled.
-    waited, secs = waited + took, secs + now - min(judge.began, now - took)
-    number += len(episodes) * spec.group
-    return judged
+  spec, number, parts = run.draw, 0, list[drawing.Collected]()
 
   def collect(records):
-    rollout = _collected(
-      run, records, run.sampling, spec.group, step, 'sample', judging, use
-    )
+    nonlocal number
+    parts.append(_collected(run, records, step, 'sample'))
+    number += len(records) * spec.group
+    rollout = parts[-1].rollout
     rollout = turn_fields.with_turns(rollout, run.turns)
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if spec.shuffles:
@@ -167,7 +153,12 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     build_data.fits(run.data, run.tokenizer),
     whole_records=run.environment is not None,
   )
-  if secs:  # a rollout may consist of what was drawn before
+  use = EngineUse()
+  for part in parts:
+    use.add(part.use)
+  # A rollout may consist of what was drawn before.
+  if secs := sum(part.judging_secs for part in parts):
+    waited = sum(part.waited_secs for part in parts)
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts | use.metrics()
 
@@ -217,8 +208,7 @@ def evaluated(
   )
   if not records:
     return nothing | too_long
-  greedy = dataclasses.replace(run.sampling, temperature=0.0)
-  rollout = _collected(run, records, greedy, 1, step, 'evaluate', run.judging)
+  rollout = _collected(run, records, step, 'evaluate').rollout
   keep(rollout, step)
   reward, counts = pass_at_k.first_rewards(rollout)
   accuracy = float(np.mean(reward[counts])) if counts.any() else None
@@ -232,29 +222,9 @@ def evaluated(
 
 
 def _collected(
-  run: build.Run,
-  records: Sequence[Mapping[str, Any]],
-  sampling: engines.Sampling,
-  group: int,
-  step: int,
-  purpose: str,
-  judging: rollout_lib.Judging,
-  use: EngineUse | None = None,
-) -> Rollout:
-  """Completions or episodes of some records by the engine of a run, judged."""
-  return collecting.collect(
-    run,
-    records,
-    run.rewards,
-    sampling,
-    run.draw.max_tokens,
-    group,
-    step,
-    purpose,
-    judging,
-    run.workers,
-    run.player,
-    run.check,
-    run.hosts,
-    use,
-  )
+  run: build.Run, records: drawing.Records, step: int, purpose: str
+) -> drawing.Collected:
+  """What was drawn of some records, by whoever draws for the run."""
+  if run.collect is not None:
+    return run.collect(records, step, purpose)
+  return drawing.collect(run, records, step, purpose)

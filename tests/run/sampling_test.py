@@ -21,6 +21,7 @@ from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import sources
 from grpo_jax.rollouts.batch_fields import BatchField
 from grpo_jax.rollouts.dynamic_sampling import PromptState
+from grpo_jax.rollouts.sources import Pace
 from grpo_jax.run import policy as policies
 from grpo_jax.run import reports
 from grpo_jax.run import sampling
@@ -36,11 +37,11 @@ STEP = 7
 SPECS = [
   specs.DrawSpec(
     seed=3, prompts=2, group=3, max_tokens=4, resample_rounds=0,
-    retire_solved=False, right_reward=0.5, shuffles=False, ahead=0,
+    retire_solved=False, right_reward=0.5, shuffles=False, pace=Pace(),
   ),
   specs.DrawSpec(
     seed=5, prompts=4, group=2, max_tokens=3, resample_rounds=0,
-    retire_solved=False, right_reward=1.5, shuffles=True, ahead=0,
+    retire_solved=False, right_reward=1.5, shuffles=True, pace=Pace(),
   ),
 ]  # fmt: skip
 

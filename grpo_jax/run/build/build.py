@@ -75,8 +75,21 @@ class Sampler:
   environment: specs.EnvironmentSpec | None  # None: completions are one turn
 
 
-@dataclasses.dataclass(frozen=True)
-class Run(Sampler):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing(Sampler):
+  """What else is needed to draw and judge rollouts."""
+
+  rewards: tuple[rewards.WeightedReward, ...]
+  judging: rollout.Judging = rollout.judged_alone
+  workers: Workers | None = None  # for the rewards that need them
+  player: sessions.Player | None = None  # of an environment
+  hosts: meeting.Hosts = meeting.ALONE  # which play together
+  # Between two turns of the engine; what it raises ends the sampling.
+  check: Callable[[], None] = lambda: None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(Drawing):
   """What else a run needs to learn; made once, and no rollout changes it."""
 
   steps: int  # rollouts
@@ -90,17 +103,12 @@ class Run(Sampler):
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
   heldout: Any  # source of records, or None
-  rewards: tuple[rewards.WeightedReward, ...]
   fields: tuple[batch_fields.BatchField, ...]  # that come from records
   turns: turn_fields.TurnFields  # that come from what is told of episodes
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
-  judging: rollout.Judging = rollout.judged_alone
-  workers: Workers | None = None  # for the rewards that need them
-  player: sessions.Player | None = None  # of an environment
-  hosts: meeting.Hosts = meeting.ALONE  # which play together
   draws_ahead: bool = False  # whether a thread of its own draws
-  # Between two turns of the engine; what it raises ends the sampling.
-  check: Callable[[], None] = lambda: None
+  # Draws elsewhere, as `drawing.collect` does here; None: nobody does.
+  collect: Callable[..., Any] | None = None
 
 
 def run(
@@ -123,6 +131,7 @@ def run(
   _require_to_train(config, objects, *needed)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
+  own = config.generator.devices
   answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   # Whoever draws judges too: a device gets programs from one thread.
@@ -148,7 +157,7 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
-    draws_ahead=bool(config.sampler.ahead or config.generator.devices),
+    draws_ahead=bool(config.sampler.ahead or own or config.generator.listen),
     peak_flops=peak and peak * mesh.size,
   )
 
@@ -207,6 +216,7 @@ def sampler_specs(
         config.generator.every,
         config.generator.updates == 'inflight',
       ),
+      parts=config.generator.parts,
     ),
     'evaluation': specs.EvaluationSpec(
       evaluation.every_steps, evaluation.examples, evaluation.answer
