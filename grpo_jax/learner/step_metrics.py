@@ -93,7 +93,8 @@ def metrics_of_update(
 
   Returns:
     What `metrics_of_terms` returns of completions that are `informative`;
-    what `metrics_of_prefixes` and `nonfinite` return; `left_out`, the share of
+    what `metrics_of_ages` returns of these, if there are several; what
+    `metrics_of_prefixes` and `nonfinite` return; `left_out`, the share of
     micro-batches that were not computed because they hold no such completion;
     `needed_tokens`, the share of tokens in such completions; `loss`,
     `grad_norm`, `update_norm` (0 if the update is not accepted), `param_norm`;
@@ -106,6 +107,8 @@ def metrics_of_update(
     needed = batch.mask & found.needed[..., None]
   scored = batch._replace(mask=needed, keep=batch.keep & needed)
   measured = nonfinite(update.sound) | metrics_of_terms(found.terms, scored)
+  if learner.measuring.ages:
+    measured |= metrics_of_ages(found.terms, scored, learner.measuring.ages)
   if found.routed is not None:
     measured |= metrics_of_routers(found.routed, scored)
   for name in measured:
@@ -247,6 +250,48 @@ def metrics_of_terms(
       jnp.sum(jnp.where(batch.mask, gained, 0), axis=-1), trained
     ),
   }
+
+
+def metrics_of_ages(
+  terms: losses.SurrogateTerms, batch: losses.Batch, oldest: int
+) -> Measured:
+  """Metrics of trained tokens by the age of the policy that drew them.
+
+  Args:
+    terms: See `metrics_of_terms`.
+    batch: Likewise, with the field `age`.
+    oldest: The largest age.
+
+  Returns:
+    For each age N from 0 to `oldest`, over the tokens of this age:
+    `age_N_share`, of all trained tokens; `age_N_log_ratio`, the mean
+    |log-probability of the policy minus that of the sampler|; `age_N_kl`, the
+    estimate k3 of KL(sampler || policy), nats; `age_N_clipped`, the share that
+    the objective clips; and `age_N_ess`, effective sample size over sample
+    size, of their importance weights.
+  """
+  kept, logp = batch.keep, terms.logp
+  old = logp if batch.logp_old is None else batch.logp_old
+  gained = logp - (old if batch.logp_sampler is None else batch.logp_sampler)
+  saturated = _saturated(gained)
+  clipped = [
+    value
+    for name, value in terms.metrics.items()
+    if name in ('clipped_high', 'clipped_low')
+  ]
+  wanted: Wanted = {}
+  shares: Measured = {}
+  for age in range(oldest + 1):
+    own = kept & (batch.extras['age'] == age)
+    wanted |= {
+      f'age_{age}_share': (Mean, own, kept),
+      f'age_{age}_log_ratio': (Mean, jnp.abs(gained), own),
+      f'age_{age}_kl': (Mean, jnp.expm1(saturated) - saturated, own),
+    }
+    if clipped:
+      wanted[f'age_{age}_clipped'] = Mean, sum(clipped), own
+    shares[f'age_{age}_ess'] = metrics.effective_share(gained, own)
+  return metrics.together(wanted) | shares
 
 
 def metrics_of_routers(routed: models.Routed, batch: losses.Batch) -> Measured:

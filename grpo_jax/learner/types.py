@@ -157,12 +157,15 @@ class Measuring:
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
       take a second evaluation of the loss; see
       `step_metrics.metrics_of_prefixes`.
+    ages: How many versions older than the one that learns a policy may be that
+      draws; 0: no metrics tell them apart.
     learning_rate: From the number of an update to the learning rate that the
       optimizer takes then; None: there are no metrics of it.
   """
 
   coast_steps: int = 1
   records: bool = False
+  ages: int = 0
   expects_prefixes: bool = False
   learning_rate: Callable[[Array], ArrayLike] | None = None
 

@@ -94,6 +94,7 @@ from grpo_jax.losses._controllers import first_entropy
 from grpo_jax.losses._controllers import scheduled
 from grpo_jax.losses._correction import gate_geometric_mean
 from grpo_jax.losses._correction import mask_sequence_importance
+from grpo_jax.losses._correction import mask_stale
 from grpo_jax.losses._correction import mask_token_importance
 from grpo_jax.losses._correction import truncate_sequence_importance
 from grpo_jax.losses._correction import truncate_token_importance
@@ -128,6 +129,7 @@ from grpo_jax.losses._from_run import arguments_from_run
 from grpo_jax.losses._from_run import takes_from_run
 from grpo_jax.losses._objective import average_ratio
 from grpo_jax.losses._objective import capped_score_function
+from grpo_jax.losses._objective import clip_by_age
 from grpo_jax.losses._objective import clip_log_ratio
 from grpo_jax.losses._objective import detach_covariance
 from grpo_jax.losses._objective import gamma_weighted_score
@@ -238,6 +240,7 @@ __all__ = (
   'mask_low_entropy',
   'mask_off_policy_negatives',
   'mask_sequence_importance',
+  'mask_stale',
   'mask_token_importance',
   'mean_over_prompts',
   'mean_over_sequence_sums',
@@ -260,6 +263,7 @@ __all__ = (
   'on_weighted_advantage',
   'penalize_covariance',
   'pool_log_ratio',
+  'clip_by_age',
   'ppo_clip',
   'prefix_summary',
   'prepare',

@@ -246,3 +246,33 @@ def gate_geometric_mean(low=0.01, high=0.01) -> LossTransform:
     low=low,
     high=high,
   )
+
+
+def mask_stale(versions=1, whole=False) -> LossTransform:
+  r"""Drops the credit of tokens that a policy too old has drawn.
+
+  .. math:: A_{it} \leftarrow A_{it}\, 1[a_{it} \le V]
+
+  The age :math:`a_{it}` of a token is the number of rollouts that the policy
+  has learned from since the version that drew it; the field `age` has it. What
+  is dropped still counts in every denominator.
+
+  Args:
+    versions: `V`, the largest age that is learned from.
+    whole: Whether a token that is too old drops its whole completion.
+
+  Returns:
+    A `LossTransform` that edits the advantage and requires `age`. Its metric
+    `stale_masked` marks what is dropped.
+  """
+  _ops.check_numbers('mask_stale', least=0, most=math.inf, versions=versions)
+  _ops.check_flag('mask_stale', 'whole', whole)
+
+  def advantage(advantage, batch, versions):
+    stale = (batch.extras['age'] > versions) & batch.mask
+    if whole:
+      stale = jnp.any(stale, axis=-1, keepdims=True) & batch.mask
+    return jnp.where(stale, 0, advantage), {'stale_masked': stale}
+
+  advantage.__qualname__ = 'mask_stale'  # for the errors of the stage
+  return on_advantage(advantage, ('age',), versions=versions)

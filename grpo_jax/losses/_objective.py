@@ -197,6 +197,51 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
   )
 
 
+def clip_by_age(low=0.2, high=0.2, growth=0.0) -> LossTransform:
+  r"""The clipped surrogate, in a range that depends on a token's age.
+
+  .. math:: \min\bigl(s A, \operatorname{clip}(s, 1 - l\, c, 1 + h\, c)
+              A\bigr), \quad c = \max(0, 1 + g\, a)
+
+  The age :math:`a` of a token is the number of rollouts that the policy has
+  learned from since the version that drew it; the field `age` has it. With a
+  negative growth older tokens have a narrower range. Tokens of age 0 have that
+  of `ppo_clip`, and so have all if `growth` is 0.
+
+  Args:
+    low: `l`, distance of the lower bound from 1, at age 0.
+    high: `h`, distance of the upper bound from 1, at age 0.
+    growth: `g`, by how much the range grows with each version, in units of that
+      at age 0.
+
+  Returns:
+    A `LossTransform` that sets the objective and requires `age`. Its metrics
+    are those of `ppo_clip`.
+
+  Raises:
+    ValueError: A negative distance, or bounds in the place of distances.
+  """
+  _ops.check_range('clip_by_age', low, high)
+  _ops.check_numbers('clip_by_age', growth=growth)
+
+  def objective(terms, batch, low, high, growth):
+    ratio, ratio_metrics = _ops.importance_ratio(terms)
+    scale = jnp.maximum(1 + growth * batch.extras['age'], 0)
+    value, clip = hold_outside(
+      ratio, low * scale, high * scale, batch.advantage
+    )
+    return value * batch.advantage, {**ratio_metrics, **clip}
+
+  return set_objective(
+    objective,
+    ('age',),
+    zero_without_advantage=True,
+    low=low,
+    high=high,
+    growth=growth,
+  )
+
+
 def hold_outside(
   ratio: Array, low, high, advantage: Array
 ) -> tuple[Array, dict[str, Array]]:

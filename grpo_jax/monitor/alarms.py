@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _REARM_STEPS = 10  # rollouts without the condition before it may alarm again
+_LEAST_ESS = 0.5  # effective sample size, over sample size
 _ALL = 0.999  # a share from which on it counts as all
 
 
@@ -16,6 +17,7 @@ class Limits(NamedTuple):
   entropy: float = 0.01
   sampler_gap: float = 0.05
   narrow: tuple[str, ...] = ()  # fields with a dtype narrower than float32
+  oldest: int = 0  # age of the oldest policy that draws, in versions
 
 
 class _Alarm(NamedTuple):
@@ -115,6 +117,15 @@ def _table(limits: Limits) -> list[_Alarm]:
         f'Sampler and learner differ by {value:.3g} nats per token, above '
         f'log.sampler_gap_alarm={limits.sampler_gap:g}: '
         f'{_agree(limits.narrow)}, or add losses.truncate_token_importance.'
+      ),
+    ),
+    _Alarm(
+      f'age_{limits.oldest}_ess',
+      lambda value: value < _LEAST_ESS,
+      lambda value, _: (
+        f'Tokens that the policy has drawn {limits.oldest} rollouts ago are '
+        f'worth {value:.0%} of as many drawn now: it moves away from '
+        'what it learns from; lower sampler.ahead, optim.lr or learner.epochs.'
       ),
     ),
     _Alarm(

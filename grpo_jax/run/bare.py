@@ -68,16 +68,17 @@ def trained(
     state: To begin with; donated.
   """
   layout, instruments = updater.layout, [RolloutEnd(updater)]
-  source = sampling.drawn_at_once(run, updater)
-  source.publish(state.params, 0)
-  for step in range(run.steps):
-    rollout = source.next(step).rollout
-    learned = learning.learn(
-      updater, layout, state, rollout, step, instruments=instruments
-    )
-    state, layout = learned.state, learned.layouts.spec
-    source.publish(state.params, step + 1)
-    yield Trained(rollout, learned.measured, learned.secs, layout)
+  source = sampling.source(run, updater)
+  with contextlib.closing(source):
+    source.publish(state.params, 0)
+    for step in range(run.steps):
+      rollout = source.next(step).rollout
+      learned = learning.learn(
+        updater, layout, state, rollout, step, instruments=instruments
+      )
+      state, layout = learned.state, learned.layouts.spec
+      source.publish(state.params, step + 1)
+      yield Trained(rollout, learned.measured, learned.secs, layout)
 
 
 @contextlib.contextmanager

@@ -49,8 +49,8 @@ def abstract_snapshot(run: build.Run, updater: Updater) -> Any:
 def source(
   run: build.Run,
   updater: Updater,
-  replay: pathlib.Path | None,
-  wait: Wait,
+  replay: pathlib.Path | None = None,
+  wait: Wait = contextlib.nullcontext,
 ) -> Source:
   """Where a run gets its rollouts.
 

@@ -346,3 +346,30 @@ def test_norms_and_the_steps_not_taken():
   assert not any(name.endswith('_expected') for name in scalars[0])
   assert [s['idle_steps'] for s in scalars] == [0, 1, 1, 2, 2, 2]
   assert [s['nonfinite_steps'] for s in scalars] == [0, 0, 1, 1, 2, 2]
+
+
+def test_metrics_by_age_in_closed_form():
+  terms, batch = make_terms()
+  age = np.arange(np.size(batch.mask)).reshape(SHAPE) % 3
+  clipped = np.arange(np.size(batch.mask)).reshape(SHAPE) % 4 == 1
+  own = {'clipped_high': clipped, 'clipped_low': np.zeros(SHAPE, bool)}
+  batch = batch._replace(extras={'age': age.astype(np.float32)})
+  measure = jax.jit(step_metrics.metrics_of_ages, static_argnums=2)
+  scalars = metrics.to_scalars(measure(terms._replace(metrics=own), batch, 3))
+  kept = np.asarray(batch.keep)
+  gained = np.asarray(terms.logp - batch.logp_sampler, np.float64)
+  for n in range(3):
+    some = kept & (age == n)
+    weight = np.exp(gained[some])
+    for name, value in {
+      'share': some.sum() / kept.sum(),
+      'log_ratio': np.abs(gained[some]).mean(),
+      'kl': np.mean(np.expm1(gained[some]) - gained[some]),
+      'clipped': clipped[some].mean(),
+      'ess': weight.sum() ** 2 / np.square(weight).sum() / len(weight),
+    }.items():
+      np.testing.assert_allclose(
+        scalars.pop(f'age_{n}_{name}'), value, rtol=1e-5, err_msg=name
+      )
+  # Of the oldest there was none.
+  assert scalars == {'age_3_share': 0.0}

@@ -133,6 +133,8 @@ CORRECTIONS = {
   'mask_token': losses.mask_token_importance(0.2, 0.3),
   'mask_sequence': losses.mask_sequence_importance(1.2),
   'geometric': losses.gate_geometric_mean(0.2, 0.2),
+  'stale': losses.mask_stale(1),
+  'stale-whole': losses.mask_stale(3, whole=True),
 }
 
 RECENTER = {
@@ -144,6 +146,10 @@ TRANSFORMS = [
   Entry(
     'shape_overlong_reward',
     _with(losses.shape_overlong_reward(3, 5), _CREDIT, _WEIGHT, _CLIP),
+  ),
+  Entry(
+    'clip_by_age',
+    _with(_CREDIT, _WEIGHT, losses.clip_by_age(0.1, 0.2, 0.5)),
   ),
   Entry(
     'drop_uniform_groups',
@@ -382,6 +388,7 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
     extras={
       'noise': jnp.asarray(case.noise, dtype),
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
+      'age': jnp.asarray(np.floor(5 * case.noise), dtype),
       **_turns(case, dtype),
     },
     **of_policies,

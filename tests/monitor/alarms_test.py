@@ -8,7 +8,7 @@ from grpo_jax.monitor import alarms as alarms_lib
 from grpo_jax.run.build import about
 from tests import runs
 
-LIMITS = alarms_lib.Limits(kl=0.5, entropy=0.1, sampler_gap=0.25)
+LIMITS = alarms_lib.Limits(kl=0.5, entropy=0.1, sampler_gap=0.25, oldest=2)
 WELL = {
   'kl_old_k3': 0.5,
   'kl_ref_k3': 0.5,
@@ -20,6 +20,7 @@ WELL = {
   'nonfinite_gradient': 0.0,
   'nonfinite_update': 0.0,
   'judged': 0.01,
+  'age_2_ess': 0.5,
 }
 
 
@@ -42,6 +43,7 @@ WELL = {
     ({'nonfinite_loss': 0.5}, ['loss of 50% of the updates', 'a reward']),
     ({'nonfinite_gradient': 1.0}, ['gradient of 100%', 'the method']),
     ({'nonfinite_update': 0.25}, ['update of 25%', 'optim.lr']),
+    ({'age_2_ess': 0.4}, ['2 rollouts ago', '40%', 'lower sampler.ahead']),
     ({'judged': 0.0, 'uniform_groups': 1.0}, ['No completion was judged']),
   ],
 )

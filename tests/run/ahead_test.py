@@ -175,6 +175,33 @@ def test_metrics_tell_the_age_and_what_was_waited_for(whole, tmp_path):
   assert not any('older' in name for name in arrays)
 
 
+def masked(kl_coefficient=0.0):
+  """GRPO that learns nothing from what is two rollouts old."""
+  del kl_coefficient
+  return losses.chain(
+    losses.normalize_by_group(),
+    losses.mask_stale(1),
+    losses.mean_over_tokens(),
+    losses.clip_by_age(0.2, 0.2, -0.5),
+  )
+
+
+def test_methods_and_metrics_know_the_age_of_each_token(tmp_path):
+  changes = {'sampler.ahead': 2, 'learner.method': f'{__name__}:masked'}
+  loop.train(small(**changes), tmp_path)
+  _, *records = runs.records(tmp_path)
+  assert [x['stale_masked'] for x in records] == [0, 0, 1, 1]
+  for k, record in enumerate(records[:2]):
+    assert [record[f'age_{n}_share'] for n in range(3)] == [
+      n == k for n in range(3)
+    ]
+    assert record[f'age_{k}_ess'] == record['ess_token']
+    assert record[f'age_{k}_kl'] >= 0
+    assert not any(f'age_{n}_kl' in record for n in {0, 1, 2} - {k})
+  # What is masked moves nothing but Adam's momentum.
+  assert records[1]['grad_norm'] > 0 == records[2]['grad_norm']
+
+
 def test_by_default_nothing_is_drawn_in_a_thread(tmp_path, monkeypatch):
   monkeypatch.setattr(sampling, 'Ahead', None)
   assert Config().sampler.ahead == 0
@@ -418,6 +445,20 @@ def test_each_rollout_is_drawn_once_and_its_prompts_are_read_in_one_thread(
       "such as 'importance_sampling'",
     ),
     ({'learner.method': 'gspo'}, ''),
+    ({'learner.method': 'grpo', 'sampler.ahead': 2}, ''),
+    ({'learner.method': 'cispo', 'sampler.ahead': 3}, ''),
+    (
+      {'learner.method': 'importance_sampling', 'sampler.ahead': 2},
+      'without a limit',
+    ),
+    (
+      {
+        'learner.anchor': 'learner',
+        'learner.method': 'tests.run.ahead_test:corrected',
+        'sampler.ahead': 4,
+      },
+      '',
+    ),
     ({'learner.method': 'importance_sampling'}, ''),
     ({'learner.method': 'sapo'}, ''),
     ({'learner.method': 'cispo'}, ''),
@@ -428,7 +469,8 @@ def test_a_warning_says_where_nothing_corrects(changes, said):
   run = build.run(small(**changes))
   found = build_method.warnings_of_age(run.learn, run.draw, len(run.rewards))
   assert len(found) == bool(said)
-  assert all(said in text and 'is biased' in text for text in found)
+  words = 'collapse' if said == 'without a limit' else 'is biased'
+  assert all(said in text and words in text for text in found)
 
 
 def test_the_warning_is_shown(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import html
 import math
+import re
 
 from grpo_jax import monitor
 from grpo_jax.lab.report.types import Curve
@@ -401,14 +402,33 @@ _ROWS = {
 } | _MORE
 
 
+# By what comes behind `age_N_` in a name.
+_OF_AGE = {
+  'share': ('share of the tokens', '%'),
+  'log_ratio': ('distance from the sampler', 'nats per token'),
+  'kl': ('KL from the sampler', 'nats per token'),
+  'clipped': ('clipped', '%'),
+  'ess': ('effective sample size', '%'),
+}
+
+
+def _row(name: str) -> monitor.Row | None:
+  """What a metric is called, and its unit; None: nobody has said it."""
+  found = re.fullmatch(r'age_(\d+)_(\w+)', name)
+  if found and found[2] in _OF_AGE:
+    said, of = _OF_AGE[found[2]]
+    return monitor.Row(f'{said}, drawn {found[1]} versions before', of)
+  return _ROWS.get(name)
+
+
 def label(name: str) -> str:
   """A metric in words.
 
   >>> label('kl_old_k3'), label('groups_solved'), label('reward/brevity')
   ('KL from sampling policy', 'groups solved', 'brevity')
   """
-  if name in _ROWS:
-    return _ROWS[name].label
+  if row := _row(name):
+    return row.label
   return name.partition('/')[2] or name.replace('_', ' ')
 
 
@@ -425,8 +445,8 @@ def called(name: str, graded: bool) -> str:
 
 def unit(name: str) -> str:
   """The unit of a metric; '%' for shares, '' where there is none."""
-  if name in _ROWS:
-    return _ROWS[name].unit.replace('#', '')
+  if row := _row(name):
+    return row.unit.replace('#', '')
   return 'seconds' if '_secs' in name else ''
 
 

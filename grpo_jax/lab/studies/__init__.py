@@ -2,7 +2,7 @@
 
 There are two kinds of study:
 
-- `brakes`, `normalization` and `turns` train runs, and continue them where they
+- `brakes`, `normalization`, `turns` and `staleness` train runs, and continue them where they
   were;
 - `papers`: small experiments on the claims of two papers, each with a verdict.
 
@@ -23,6 +23,7 @@ STUDIES = (
   'normalization',
   'normalization_smollm2',
   'turns',
+  'staleness',
 )
 EXPERIMENTS = {
   'coasting_ratio': 'coasting',

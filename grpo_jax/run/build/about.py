@@ -56,6 +56,7 @@ def monitored(config: config_lib.Config) -> monitor.Options:
       log.entropy_alarm,
       log.sampler_gap_alarm,
       tuple(name for name, dtype in dtypes.items() if dtype != 'float32'),
+      config.sampler.ahead,
     ),
   )
 

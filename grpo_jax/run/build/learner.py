@@ -233,6 +233,7 @@ def _learner(
       coast_steps=config.learner.batches * config.learner.epochs,
       records=braked and fields.moments,
       expects_prefixes=config.log.expected_prefixes,
+      ages=config.sampler.ahead,
       learning_rate=schedule,
     ),
     expert_balance=expert_balance,

@@ -150,9 +150,9 @@ _NAMES = frozenset(
 # First words of the others, of which each method and option has its own, beside
 # those that are shown.
 _WORDS = frozenset(
-  'advantage capped clip conflict detached elapsed ends expert gated '
+  'advantage age capped clip conflict detached elapsed ends expert gated '
   'importance kept log needed off outside penalized positive pruned router '
-  'sampler saturated tokens value'.split()
+  'sampler saturated stale tokens value'.split()
 )
 
 

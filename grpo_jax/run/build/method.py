@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax import losses
 from grpo_jax.config import Config
@@ -19,7 +20,7 @@ from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 
 # The fields that a run computes for a method that requires them.
-_KNOWN = {'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+_KNOWN = {'age', 'entropy', 'noise', 'updates_done', *losses.Batch._fields}
 # What is in the extras of some rollouts already, with shapes of their own.
 _OF_ROLLOUTS = {
   'log_kept', 'entropy_sampler', 'routing_sampler', 'fresh', 'reward_edit',
@@ -222,35 +223,52 @@ def warnings_of_age(
   # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
   anchor, method = learn.update.anchor, learn.learner.method
   is_old = anchor == 'sampler' or draw.resample_rounds > 0
-  if not draw.pace.ahead or _corrects(method, draw.group, num_rewards, is_old):
+  if not draw.pace.ahead:
     return []
+  slope = _slope(method, draw.group, num_rewards, is_old)
+  if _corrects(slope):
+    if draw.pace.ahead == 1 or _has_trust_region(slope):
+      return []
+    return [
+      f'With config.sampler.ahead={draw.pace.ahead} tokens come from policies '
+      f'up to {draw.pace.ahead} rollouts older, and the method '
+      f'{learn.method!r} weighs each by its ratio without a limit: such runs '
+      'collapse; give a method with a clip, or with truncate_token_importance.'
+    ]
   advice = "give learner.anchor='sampler'"
-  if is_old or not _corrects(method, draw.group, num_rewards, True):
+  sampled = _slope(method, draw.group, num_rewards, True)
+  if is_old or not _corrects(sampled):
     advice += " and a method with a ratio, such as 'importance_sampling'"
   return [
-    'With config.sampler.ahead=1 completions come from a policy that is one '
-    f'rollout older, and learner.anchor={anchor!r} with the method '
+    f'With config.sampler.ahead={draw.pace.ahead} completions come from a '
+    f'policy that is older, and learner.anchor={anchor!r} with the method '
     f'{learn.method!r} learns from them as if the policy itself had drawn '
     f'them, which is biased; {advice}.'
   ]
 
 
-def _corrects(
-  method: losses.LossTransform, group: int, num_rewards: int, is_old: bool
-) -> bool:
-  """Whether the gradient depends on the policy that has drawn the completions.
+Slope = Callable[[float], Any]
+"""From a distance in nats to the gradient in log-probabilities, [2,G,4]."""
 
-  It is taken at one policy, of completions that this policy or one that differs
-  from it has drawn.
+
+def _slope(
+  method: losses.LossTransform, group: int, num_rewards: int, is_old: bool
+) -> Slope | None:
+  """The gradient at one policy, of completions that this or another has drawn.
 
   Args:
     method: The loss.
     group: Completions of each prompt.
     num_rewards: How many rewards each completion has.
     is_old: Whether the policy that has drawn them is the old policy.
+
+  Returns:
+    A function of how far the policy is from the one that has drawn, in nats:
+    that of token t has drawn it with t times as much less. The rewards of a
+    group are 0 and 1 in turns. None: the method reads what is not known here.
   """
   if not method.requires <= _KNOWN | losses.OF_TURNS:
-    return True
+    return None
   tokens = jnp.zeros((2, group, 4), jnp.int32)
   logp = jnp.full(tokens.shape, -1.0)
   reward = jnp.arange(2.0 * group).reshape(2, group) % 2
@@ -273,4 +291,21 @@ def _corrects(
       lambda x: losses.surrogate_loss(method, x, batch, state, -logp)[0]
     )(logp)
 
-  return bool(jnp.any(slope(0.0) != slope(0.3)))
+  return slope
+
+
+def _corrects(slope: Slope | None) -> bool:
+  """Whether the gradient depends on the policy that has drawn."""
+  return slope is None or bool(jnp.any(slope(0.0) != slope(0.3)))
+
+
+def _has_trust_region(slope: Slope | None) -> bool:
+  """Whether tokens that have become likely are not learned from ever harder.
+
+  Those of completions with a positive advantage: the others push back.
+  """
+  if slope is None:
+    return True
+  near, far = (np.abs(slope(gap)) for gap in (0.0, 2.0))
+  rises = np.asarray(slope(0.0)) < 0
+  return bool(far[rises].max(initial=0) <= 10 * near[rises].max(initial=0))

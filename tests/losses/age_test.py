@@ -1,0 +1,122 @@
+"""What depends on the age of the policy that drew a token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import losses
+from tests.losses import cases
+
+LOW, HIGH = 0.1, 0.2
+
+
+def batch_of(ages, spread=0.8):
+  """A case whose tokens have these ages, in turns."""
+  case = cases.make_case(1, spread=spread)
+  batch = cases.to_batch(case)
+  age = np.resize(np.asarray(ages, float), case.mask.shape)
+  return batch._replace(extras={**batch.extras, 'age': jnp.asarray(age)})
+
+
+def advantages(transform, batch):
+  method = losses.chain(losses.constant_advantage(2.0), transform)
+  return losses.credit(method, batch, method.init())[0]
+
+
+@pytest.mark.parametrize('versions', [0, 1, 2.5, 4])
+@pytest.mark.parametrize('whole', [False, True])
+def test_what_is_too_old_has_no_advantage(versions, whole):
+  batch = batch_of([0, 1, 2, 3, 1, 0, 0])
+  credited = advantages(losses.mask_stale(versions, whole), batch)
+  mask, age = np.asarray(batch.mask), np.asarray(batch.extras['age'])
+  masked = np.zeros(mask.shape, bool)
+  for p, g, t in np.argwhere(mask):
+    own = age[p, g, mask[p, g]]
+    masked[p, g, t] = (own.max() if whole else age[p, g, t]) > versions
+  kept = np.asarray(credited.keep)  # a lost completion has no advantage
+  np.testing.assert_array_equal(
+    np.asarray(credited.advantage)[kept], np.where(masked, 0, 2.0)[kept]
+  )
+  name = losses.CREDIT_METRIC + 'stale_masked'
+  found = np.asarray(credited.extras[name])
+  np.testing.assert_array_equal(found[kept], masked[kept])
+  assert masked.any() == (versions < 3)
+  # The tokens still count wherever tokens are counted.
+  np.testing.assert_array_equal(kept, mask & np.asarray(batch.valid)[..., None])
+
+
+def slopes(objective, batch, logp):
+  method = losses.chain(
+    losses.normalize_by_group(), losses.mean_over_tokens(), objective
+  )
+  batch, state = losses.credit(method, batch, method.init())
+  batch = losses.prepare(method, batch, state)
+
+  def loss(logp):
+    return losses.surrogate_loss(method, logp, batch, state, -logp)
+
+  found, terms = jax.value_and_grad(loss, has_aux=True)(logp)
+  return found, terms, batch
+
+
+@pytest.mark.parametrize('growth', [0.5, -0.3, -2.0])
+def test_the_range_of_each_age_against_a_loop(growth):
+  batch = batch_of([0, 1, 2])
+  logp = jnp.where(batch.mask, batch.logp_old + 0.15, 0)
+  rng = np.random.default_rng(0)
+  logp += jnp.where(batch.mask, rng.normal(0, 0.2, logp.shape), 0)
+  (_, terms), slope, credited = slopes(
+    losses.clip_by_age(LOW, HIGH, growth), batch, logp
+  )
+  advantage, keep = (np.asarray(x) for x in (credited.advantage, credited.keep))
+  sides = {'clipped_high': 0, 'clipped_low': 0}
+  for p, g, t in np.argwhere(keep):
+    at = p, g, t
+    ratio = np.exp(float(logp[at]) - float(batch.logp_old[at]))
+    scale = max(0.0, 1 + growth * float(batch.extras['age'][at]))
+    high = ratio > 1 + HIGH * scale and advantage[at] > 0
+    low = ratio < 1 - LOW * scale and advantage[at] < 0
+    sides['clipped_high'] += high
+    sides['clipped_low'] += low
+    wanted = 0.0
+    if not (high or low):
+      wanted = -float(credited.weight[at]) * ratio * advantage[at]
+    np.testing.assert_allclose(slope[at], wanted, rtol=1e-5, atol=1e-9)
+  for name, number in sides.items():
+    assert int(terms.metrics[name][keep].sum()) == number > 0
+
+
+def test_at_age_0_and_without_growth_it_is_the_plain_clip():
+  for ages, growth in (([0], 0.7), ([0, 1, 3], 0.0)):
+    batch = batch_of(ages)
+    logp = jnp.where(batch.mask, batch.logp_old + 0.1, 0)
+    found = [
+      slopes(objective, batch, logp)
+      for objective in (
+        losses.clip_by_age(LOW, HIGH, growth),
+        losses.ppo_clip(LOW, HIGH),
+      )
+    ]
+    for one, other in zip(
+      *(jax.tree.leaves(x[:2]) for x in found), strict=True
+    ):
+      np.testing.assert_array_equal(one, other)
+
+
+def test_what_means_nothing_is_refused():
+  for make, words in (
+    (lambda: losses.mask_stale(-1), 'mask_stale got versions=-1'),
+    (lambda: losses.mask_stale(1, whole=2), 'mask_stale got whole=2'),
+    (lambda: losses.clip_by_age(-0.1), 'clip_by_age got low=-0.1'),
+    (lambda: losses.clip_by_age(growth=float('nan')), 'clip_by_age got growth'),
+  ):
+    with pytest.raises(ValueError, match=words):
+      make()
+
+
+def test_a_batch_without_ages_is_refused():
+  batch = cases.to_batch(cases.make_case(1))
+  del batch.extras['age']
+  with pytest.raises(ValueError, match="'age'"):
+    advantages(losses.mask_stale(1), batch)
