@@ -45,7 +45,7 @@ def crossing(near: Mesh, far: Mesh, shapes: Any, place: Any) -> Crossing:
   if near.size == far.size == 1 and (near.devices == far.devices).all():
     return Crossing(place, place)
   parts = math.gcd(near.size, far.size)
-  both = [_in_parts(mesh, parts) for mesh in (near, far)]
+  both = [in_parts(mesh, parts) for mesh in (near, far)]
   return Crossing(
     *(
       jax.tree.map(
@@ -69,8 +69,8 @@ def cut(shape: Sequence[int], parts: int) -> PartitionSpec:
   return PartitionSpec(*[None] * longest, _AXES[0])
 
 
-def _in_parts(mesh: Mesh, parts: int) -> Mesh:
-  """The devices of a mesh, as many for each part."""
+def in_parts(mesh: Mesh, parts: int) -> Mesh:
+  """The devices of a mesh, as many for each part: the first axis."""
   devices = mesh.devices.reshape(parts, mesh.size // parts)
   return Mesh(devices, _AXES, axis_types=(AxisType.Auto,) * 2)
 
