@@ -133,9 +133,9 @@ def test_what_was_published_does_not_change_with_what_is_donated(tmp_path):
 def test_adapters_alone_travel(tmp_path):
   model = tiny.model(**SHAPE, lora=models.LowRank(2, 4.0, ('mlp/*',)))
   near, far = mesh_of(2), mesh_of(2, last=True)
-  trained, frozen = lora.split(placed(model, near))
+  trained, frozen = lora.split(placed(model, near), model.trains)
   offers = offers_of(model, near, trained, 'transfer', tmp_path)
-  held = lora.split(placed(model, far))[1]
+  held = lora.split(placed(model, far), model.trains)[1]
   fetch = fetch_of(model, trained, far, offers, frozen=held)
   offers.publish(trained, 0)
   wanted = prepare.sampler_params(model, lora.join(trained, frozen))
