@@ -57,6 +57,10 @@ class _Said(NamedTuple):
   signal: int = 0  # that has asked for it
 
 
+class StartAgain(ValueError):
+  """Ends a run that the same command goes on with, maybe with more luck."""
+
+
 class PeerError(ValueError):
   """Another process has failed; the message has its number and its error."""
 

@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import pathlib
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from grpo_jax.engines import offering
 from grpo_jax.engines.handover import Put
 from grpo_jax.engines.handover import Weights
 from grpo_jax.episodes import rollout as rollout_lib
@@ -33,6 +35,26 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.jobs import desk as desk_lib
+from grpo_jax.run.jobs import learning as learning_jobs
+
+
+class Jobs(NamedTuple):
+  """What draws for a run in jobs of its own.
+
+  Attributes:
+    desk: Has the parts.
+    offers: Has the snapshots.
+  """
+
+  desk: desk_lib.Desk
+  offers: offering.Offers
+
+
+def offers(run: build.Run, updater: Updater) -> offering.Offers:
+  """What brings trained parameters to jobs that draw."""
+  trained = updater.compiled.abstract.params
+  return offering.Offers(run.model, trained, run.mesh)
 
 
 def _weights(run: build.Run, updater: Updater) -> Weights:
@@ -43,6 +65,8 @@ def _weights(run: build.Run, updater: Updater) -> Weights:
 
 def abstract_snapshot(run: build.Run, updater: Updater) -> Any:
   """Shapes, dtypes and shardings of what draws rollouts of an older version."""
+  if run.config.generator.listen:
+    return offers(run, updater).abstract()
   return _weights(run, updater).abstract()
 
 
@@ -51,6 +75,7 @@ def source(
   updater: Updater,
   replay: pathlib.Path | None = None,
   wait: Wait = contextlib.nullcontext,
+  jobs: Jobs | None = None,
 ) -> Source:
   """Where a run gets its rollouts.
 
@@ -60,6 +85,7 @@ def source(
     replay: The completions of an earlier run, to learn from in place of what
       this one would draw.
     wait: Gives a context in which a signal need not wait.
+    jobs: Draw for the run; None: it draws itself.
   """
   if replay is not None:
     draw = functools.partial(
@@ -72,15 +98,35 @@ def source(
     )
     # Evaluations are drawn even so, and not always where the learner is.
     load = functools.partial(_load, run, updater)
-    if run.draws_ahead:
+    if run.config.generator.devices:
       load = _Here(run, _weights(run, updater)).put
     return AtOnce(draw, load, run.engine.unload, wait)
   if not run.draws_ahead:
     return drawn_at_once(run, updater, wait)
   lease = Lease()
   run = dataclasses.replace(run, check=lease.check, judging=lease.judging)
-  here, fill = _Here(run, _weights(run, updater)), run.prompts.fill
+  fill = run.prompts.fill
+  if jobs is not None:
+    there = _There(run, jobs)
+    return Ahead(there, run.draw.pace, lease, run.steps, wait, fill)
+  here = _Here(run, _weights(run, updater))
   return Ahead(here, run.draw.pace, lease, run.steps, wait, fill)
+
+
+class _There:
+  """Has rollouts drawn by jobs; see `sources.Sampling`."""
+
+  def __init__(self, run: build.Run, jobs: Jobs):
+    self._desk, weights = jobs.desk, jobs.offers
+    self.publish, self.drop = weights.publish, weights.drop
+    self.snapshot, self.restore = weights.snapshot, weights.restore
+    run = learning_jobs.elsewhere(jobs.desk, run)
+    self.draw = functools.partial(sampled, run)
+
+  def load(self, version: int, goes_on: bool = False) -> None:
+    """See `sources.Sampling`."""
+    del goes_on
+    self._desk.newest = version
 
 
 class _Here:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -258,6 +259,7 @@ def sampler(
   objects: Objects = NOTHING,
   trains: bool = False,
   shares: bool = False,
+  own_mesh: jax.sharding.Mesh | None = None,
 ) -> Sampler:
   """Builds what draws completions.
 
@@ -266,6 +268,7 @@ def sampler(
     objects: What the run was given in Python.
     trains: Whether a run will read the data, which are then checked first.
     shares: Whether several processes draw a rollout together.
+    own_mesh: Devices that draw and do nothing else; None: as the config says.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -276,7 +279,9 @@ def sampler(
   """
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
-  mesh, sampling_mesh = _meshes(config, trains)
+  mesh = sampling_mesh = own_mesh
+  if mesh is None or sampling_mesh is None:
+    mesh, sampling_mesh = _meshes(config, trains)
   build_model.check_device(config, mesh)
   if trains:
     limits.check_work(config, mesh)
@@ -301,6 +306,31 @@ def sampler(
       config, tokenizer, objects.environment, objects.agent
     ),
   )
+
+
+def drawing(config: Config, shares: bool = False) -> Drawing:
+  """Builds what a job draws with, on all of its devices.
+
+  Args:
+    config: Of the run that it draws for.
+    shares: Whether several processes draw together.
+
+  Raises:
+    ValueError: Something cannot be built; the message says what.
+  """
+  number = jax.device_count()
+  tensor = config.sampler.tensor or config.mesh.tensor
+  if number % tensor:
+    raise ValueError(
+      f'There are {number} devices here and {tensor} shards of heads, hidden '
+      'units and vocabulary, which do not divide them; give '
+      'config.sampler.tensor=1, or another divisor, to the learner.'
+    )
+  expert = math.gcd(config.mesh.expert, number // tensor)
+  mesh = sharding.make_mesh(number // tensor // expert, 1, tensor, expert)
+  parts = sampler(config, shares=shares, own_mesh=mesh)
+  judges = build_rewards.functions(config, NOTHING, mesh)
+  return Drawing(**vars(parts), rewards=judges)
 
 
 def _meshes(

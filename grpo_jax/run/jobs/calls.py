@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import http.client
 import secrets
+import socket
 import threading
 import time
 from typing import Any
@@ -57,6 +58,11 @@ class Learner:
     self.host, self._port = host.strip('[]'), int(port)
     self.address, self._signer = address, signer
     self.run = ''  # set by `hello`
+
+  def own_host(self) -> str:
+    """The address of this machine from which the learner is reached."""
+    with socket.create_connection((self.host, self._port), _CALL_SECS) as one:
+      return one.getsockname()[0]
 
   def hello(self) -> dict[str, Any]:
     """What the learner tells of its run."""

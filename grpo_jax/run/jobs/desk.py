@@ -23,6 +23,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
+from grpo_jax.hosts import processes
 from grpo_jax.run import drawing
 
 SILENT_SECS = 30.0
@@ -50,7 +51,7 @@ class Job(NamedTuple):
   version: int
 
 
-class Gone(ValueError):
+class Gone(processes.StartAgain):
   """No generator has come, or the last is gone."""
 
 
@@ -90,6 +91,7 @@ class Desk:
     wait_secs: How long to wait for a generator while there is none.
     tell: Called with a line for people, by any thread.
     now: Says the time, in seconds.
+    inflight: Whether a part is drawn by the newest version there is.
 
   Attributes:
     newest: The version by which is drawn now.
@@ -100,7 +102,9 @@ class Desk:
     wait_secs: float = 600.0,
     tell: Callable[[str], None] = lambda text: None,
     now: Callable[[], float] = time.monotonic,
+    inflight: bool = False,
   ):
+    self._inflight = inflight
     self._wait_secs, self._tell, self._now = wait_secs, tell, now
     self.newest: int | None = None
     self.is_done = False
@@ -217,13 +221,17 @@ class Desk:
         ticket = self._waiting.popleft()
         if (entry := self._open.get(ticket)) is not None:
           entry.holder = word
-          taken = ticket, entry.job
+          taken = ticket, self._by_newest(entry.job)
     for one in gone:
       self._tell(
         f'the generator {one.name} has been silent for {SILENT_SECS:.0f} s; '
         'others draw its part'
       )
     return taken
+
+  def _by_newest(self, job: Job) -> Job:
+    version = self.newest if self._inflight else None
+    return job if version is None else job._replace(version=version)
 
   def _take_back(self, word: str) -> None:
     """What a generator holds lies here again, in front."""

@@ -1,6 +1,8 @@
 """A generator: asks a learner for parts, draws them, and brings them."""
 
 from collections.abc import Callable
+import os
+import socket
 import time
 import traceback
 from typing import Any
@@ -8,14 +10,60 @@ from typing import NamedTuple
 from typing import Protocol
 
 from grpo_jax.config import plain_text
+from grpo_jax.engines import fetching
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import drawing
 from grpo_jax.run.jobs import calls
+from grpo_jax.run.jobs import learning
 from grpo_jax.run.jobs import wire
 from grpo_jax.run.jobs.desk import Job
 
 _AGAIN_SECS = 1.0  # until the learner is asked again that did not answer
+_MOST_LATE = 60  # weights in a row that have not come
+
+
+def learner_at(address: str, secret: str) -> calls.Learner:
+  """The learner at HOST:PORT; the secret is in a file, or ''."""
+  return calls.Learner(address, wire.Signer(learning.secret_of(secret)))
+
+
+def own_name() -> str:
+  """What people know a generator by."""
+  return f'{socket.gethostname()}:{os.getpid()}'
+
+
+def hello(
+  learner: calls.Learner,
+  wait_secs: float,
+  stop: stop_signal.Stop,
+  peers: processes.Processes,
+  tell: Callable[[str], None],
+) -> dict[str, Any] | None:
+  """What a learner tells of its run, in all processes; None after a signal.
+
+  Raises:
+    Ended: It does not answer within the time.
+    calls.Refused: It does not want to.
+  """
+  found, since, told = None, time.monotonic(), False
+  while peers.is_first and found is None and not stop():
+    try:
+      found = learner.hello()
+    except calls.Away as error:
+      if time.monotonic() - since > wait_secs:
+        raise Ended(
+          f'{plain_text.said(error)} It has not for {wait_secs:.0f} s '
+          '(--wait_secs); start the generator again once the learner runs.'
+        ) from error
+      if not told:
+        tell(f'waits for the learner at {learner.address}')
+      told = True
+      time.sleep(_AGAIN_SECS)
+  found = peers.from_first(found)
+  if found is not None:
+    learner.run = found['run']
+  return found
 
 
 class Abandoned(KeyboardInterrupt):
@@ -26,24 +74,39 @@ class Abandoned(KeyboardInterrupt):
   """
 
 
-class Ended(ValueError):
+class Ended(processes.StartAgain):
   """The generator ends, and starting it again may help."""
 
 
 class Draws(Protocol):
   """What draws and judges parts; the same calls in all processes."""
 
-  def load(self, version: int) -> None:
+  def load(self, version: int, start: str) -> None:
     """Draws by a version from now on.
 
+    Args:
+      version: Of the parameters.
+      start: Of the learner: another start has other versions.
+
     Raises:
-      calls.Away: The learner does not answer.
+      OSError: The learner does not answer, or its weights have not come.
       calls.Refused: It has not got that version any more.
     """
     ...
 
-  def draw(self, job: Job, check: Callable[[], None]) -> drawing.Collected:
-    """Draws a part; what `check` raises ends it."""
+  def draw(
+    self,
+    job: Job,
+    check: Callable[[], None],
+    newest: Callable[[], int | None],
+  ) -> drawing.Collected:
+    """Draws a part.
+
+    Args:
+      job: The part.
+      check: Called between two turns; what it raises ends it.
+      newest: The version by which the learner has rollouts drawn.
+    """
     ...
 
 
@@ -52,11 +115,13 @@ class _Work(NamedTuple):
 
   Attributes:
     job: They draw it.
+    ticket: Of the job.
     code: They end with this exit code.
     error: They end with this error.
   """
 
   job: Job | None = None
+  ticket: str = ''
   code: int | None = None
   error: str = ''
 
@@ -89,7 +154,7 @@ class Generator:
     self._peers = peers
     self._word: str | None = None
     self._beats: calls.Beats | None = None
-    self._ticket = ''
+    self._ticket, self._late = '', 0
     self.parts = 0  # that it has brought
 
   def run(self) -> int:
@@ -108,6 +173,7 @@ class Generator:
         if work.code is not None:
           return work.code
         if work.job is not None:
+          self._ticket = work.ticket
           self._do(work.job)
     except BaseException as error:
       self._leave(plain_text.first_line(error))
@@ -147,8 +213,7 @@ class Generator:
       if not heard.get('known'):
         self._forget()
       elif 'job' in heard:
-        self._ticket = heard['ticket']
-        return _Work(Job(**heard['job']))
+        return _Work(Job(**heard['job']), heard['ticket'])
 
   def _stop_or_sleep(self, secs: float) -> None:
     until = time.monotonic() + secs
@@ -174,19 +239,12 @@ class Generator:
     if self._beats is not None:
       self._beats.draws(self._ticket)
     try:
-      self._draws.load(job.version)
+      if not self._loads(job):
+        return
       loaded = time.monotonic() - begun
-      part = self._draws.draw(job, self._check)
-    except (Abandoned, calls.Away) as error:
-      self._tell(
-        f'{_named(job)} is given up ({plain_text.first_line(error)})'
-        if isinstance(error, calls.Away)
-        else f'{_named(job)} is given up: nobody waits for it'
-      )
-      return
-    except calls.Refused as error:
-      if error.status != 410:  # it is learned from already
-        raise
+      part = self._draws.draw(job, self._check, self._newest)
+    except Abandoned:
+      self._tell(f'{_named(job)} is given up: nobody waits for it')
       return
     except Exception as error:
       if processes.is_of_the_runtime(error):
@@ -207,6 +265,31 @@ class Generator:
         f'{_named(job)}, version {job.version}: {tokens} tokens in {secs:.1f} s'
         + (f', of which {loaded:.1f} s for weights' if loaded > 0.05 else '')
       )
+
+  def _loads(self, job: Job) -> bool:
+    """Gets the weights for a part; whether all processes have them."""
+    why = ''
+    try:
+      self._draws.load(job.version, self._ticket.partition('.')[0])
+    except (fetching.Late, calls.Away) as error:
+      why = plain_text.first_line(error)
+    except calls.Refused as error:
+      if error.status not in (410, 507):  # nobody needs it; the disk is full
+        raise
+      why = plain_text.first_line(error)
+    found = [text for text in self._peers.exchange(why) if text]
+    if found:
+      self._tell(f'{_named(job)} is given up: {found[0]}')
+      self._late = self._late + 1
+      if self._late > _MOST_LATE:
+        raise Ended(f'{found[0]} Start the generator again.')
+      self._stop_or_sleep(_AGAIN_SECS)
+      return False
+    self._late = 0
+    return True
+
+  def _newest(self) -> int | None:
+    return None if self._beats is None else self._beats.newest
 
   def _check(self) -> None:
     """Raises once nobody waits for the part that is drawn, or this is to end.

@@ -46,10 +46,10 @@ class Draws:
   def __init__(self, before=lambda job, check: None):
     self.before, self.versions, self.jobs = before, [], []
 
-  def load(self, version):
+  def load(self, version, start):
     self.versions.append(version)
 
-  def draw(self, job, check):
+  def draw(self, job, check, newest):
     self.jobs.append(job)
     self.before(job, check)
     index = [record['index'] for record in job.records]
