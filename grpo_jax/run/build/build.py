@@ -308,17 +308,22 @@ def sampler(
   )
 
 
-def drawing(config: Config, shares: bool = False) -> Drawing:
-  """Builds what a job draws with, on all of its devices.
+def drawing(
+  config: Config,
+  shares: bool = False,
+  devices: Sequence[Any] | None = None,
+) -> Drawing:
+  """Builds what a job draws with.
 
   Args:
     config: Of the run that it draws for.
     shares: Whether several processes draw together.
+    devices: That draw; None: all of them.
 
   Raises:
     ValueError: Something cannot be built; the message says what.
   """
-  number = jax.device_count()
+  number = jax.device_count() if devices is None else len(devices)
   tensor = config.sampler.tensor or config.mesh.tensor
   if number % tensor:
     raise ValueError(
@@ -327,7 +332,8 @@ def drawing(config: Config, shares: bool = False) -> Drawing:
       'config.sampler.tensor=1, or another divisor, to the learner.'
     )
   expert = math.gcd(config.mesh.expert, number // tensor)
-  mesh = sharding.make_mesh(number // tensor // expert, 1, tensor, expert)
+  sizes = number // tensor // expert, 1, tensor, expert
+  mesh = sharding.make_mesh(*sizes, devices=devices)
   parts = sampler(config, shares=shares, own_mesh=mesh)
   judges = build_rewards.functions(config, NOTHING, mesh)
   return Drawing(**vars(parts), rewards=judges)

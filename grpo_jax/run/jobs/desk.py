@@ -111,6 +111,7 @@ class Desk:
     self._start = secrets.token_hex(8)  # tickets of an earlier start are others
     self._numbers = itertools.count()
     self._open: dict[str, _Open] = {}
+    self._error: Exception | None = None
     self._laid: queue.SimpleQueue[str] = queue.SimpleQueue()
     # Guarded by it; only threads that answer generators take it.
     self._lock = threading.Lock()
@@ -144,6 +145,8 @@ class Desk:
       begun = self._now()
       while len(found) < len(jobs):
         check()
+        if self._error is not None:  # of another wait: the run ends
+          raise self._error
         self._check_beats(begun)
         try:
           ticket, brought = news.get(timeout=_POLL_SECS)
@@ -270,7 +273,7 @@ class Desk:
   def fail(
     self, word: str, ticket: str, text: str, trace: str, inside: bool
   ) -> bool:
-    """Ends the wait for a part with an error; whether anybody has waited.
+    """Ends all waits with an error; whether anybody has waited for the part.
 
     Args:
       word: Of the generator.
@@ -287,6 +290,7 @@ class Desk:
     error.add_note(
       f'The traceback of the generator {one.name if one else ""}:\n{trace}'
     )
+    self._error = error
     entry.news.put((ticket, error))
     return True
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 from typing import Any
@@ -90,6 +91,7 @@ def opened(
   hello: Mapping[str, Any],
   peers: processes.Processes,
   stop: stop_signal.Stop,
+  devices: Sequence[Any] | None = None,
 ) -> Iterator[tuple[Here, dict[str, Any]]]:
   """What draws for a run, and what it says of itself when it joins.
 
@@ -98,6 +100,7 @@ def opened(
     hello: What it has told of its run.
     peers: The processes of this job.
     stop: Asked by signals.
+    devices: That draw; None: all of them.
 
   Raises:
     ValueError: What the run needs is not here, or is another one.
@@ -116,7 +119,7 @@ def opened(
       f'{learner.address} has {hello["same"].get(name)}; install and copy the '
       'same for both.'
     )
-  run = build.drawing(config, shares=peers.number > 1)
+  run = build.drawing(config, peers.number > 1, devices)
   parameters = build.abstract_params(run)
   frozen = None
   if parameters.frozen is not None:

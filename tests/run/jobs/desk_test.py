@@ -156,6 +156,8 @@ def test_an_error_of_a_generator_ends_the_wait(inside):
     asked.result()
   assert 'the generator one:\na trace' in raised.value.__notes__[0]
   assert not desk._open and desk.take(one) is None
+  with pytest.raises(kind):  # so does the next wait, such as an evaluation
+    Asked(desk, jobs()).result()
 
 
 def test_without_a_generator_the_wait_ends():

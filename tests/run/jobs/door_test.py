@@ -83,6 +83,7 @@ def test_its_own_error_reaches_the_learner():
   def breaks(job, check):
     raise KeyError('answer')
 
+  desk = desk_lib.Desk()
   with doors.opened(desk) as address:
     one = doors.Job(address, doors.Draws(breaks))
     with pytest.raises(desk_lib.FailedInside, match="^KeyError: 'answer'"):
