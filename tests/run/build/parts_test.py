@@ -338,7 +338,11 @@ def shown_by(config):
   narrow = tuple(f'model.{k}' for k, v in dtypes.items() if v != 'float32')
   log = config.log
   limits = monitor.Limits(
-    log.kl_alarm, log.entropy_alarm, log.sampler_gap_alarm, narrow
+    log.kl_alarm,
+    log.entropy_alarm,
+    log.sampler_gap_alarm,
+    narrow,
+    config.sampler.ahead,
   )
   return monitor.Options(**some(log, *SHOWN), limits=limits)
 
