@@ -215,7 +215,7 @@ def _older(parts: Abstract, trained: Any) -> int:
     // (1 if crossing.cut(x.shape, cut) == PartitionSpec() else cut)
     for x in jax.tree.leaves(trained)
   )
-  if cut == parts.run.sampling_mesh.size == 1:
+  if parts.run.sampling_mesh.size == 1:
     return ahead * landed  # decoding reads them where they land
   return (ahead + 1) * landed
 
