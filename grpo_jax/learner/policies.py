@@ -98,10 +98,10 @@ def with_policies(
     # wide the batch is.
     noise = rng.random((shape[2], *shape[:2]), np.float32)
     extras['noise'] = np.moveaxis(noise, 0, -1)
-  # `credit` asks for the field already; `train_step` puts in the number.
   if 'age' in requires or learner.measuring.ages:
     age = (step - np.asarray(batch.version)) * np.asarray(batch.mask)
     extras['age'] = age.astype(np.float32)
+  # `credit` asks for the field already; `train_step` puts in the number.
   if 'updates_done' in requires:
     extras['updates_done'] = np.zeros(shape, np.float32)
   batch = batch._replace(

@@ -388,7 +388,13 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
     extras={
       'noise': jnp.asarray(case.noise, dtype),
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
-      'age': jnp.asarray(np.floor(5 * case.noise), dtype),
+      # A transform of credit gets it as it is: what is not trained may be NaN.
+      'age': jnp.asarray(
+        np.where(
+          case.mask & case.valid[:, :, None], np.floor(5 * case.noise), np.nan
+        ),
+        dtype,
+      ),
       **_turns(case, dtype),
     },
     **of_policies,

@@ -223,32 +223,33 @@ def warnings_of_age(
   # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
   anchor, method = learn.update.anchor, learn.learner.method
   is_old = anchor == 'sampler' or draw.resample_rounds > 0
-  if not draw.pace.ahead:
+  oldest = draw.pace.ahead
+  if not oldest:
     return []
   slope = _slope(method, draw.group, num_rewards, is_old)
-  if _corrects(slope):
-    if draw.pace.ahead == 1 or _has_trust_region(slope):
+  if _corrects(slope, oldest):
+    if oldest == 1 or _has_trust_region(slope, oldest):
       return []
     return [
-      f'With config.sampler.ahead={draw.pace.ahead} tokens come from policies '
-      f'up to {draw.pace.ahead} rollouts older, and the method '
-      f'{learn.method!r} weighs each by its ratio without a limit: such runs '
-      'collapse; give a method with a clip, or with truncate_token_importance.'
+      f'With config.sampler.ahead={oldest} tokens come from policies up to '
+      f'{oldest} rollouts older, and the method {learn.method!r} weighs each by '
+      'its ratio without a limit, so that runs can collapse; give a method with '
+      'a clip, or with truncate_token_importance.'
     ]
   advice = "give learner.anchor='sampler'"
   sampled = _slope(method, draw.group, num_rewards, True)
-  if is_old or not _corrects(sampled):
+  if is_old or not _corrects(sampled, oldest):
     advice += " and a method with a ratio, such as 'importance_sampling'"
   return [
-    f'With config.sampler.ahead={draw.pace.ahead} completions come from a '
+    f'With config.sampler.ahead={oldest} completions come from a '
     f'policy that is older, and learner.anchor={anchor!r} with the method '
     f'{learn.method!r} learns from them as if the policy itself had drawn '
     f'them, which is biased; {advice}.'
   ]
 
 
-Slope = Callable[[float], Any]
-"""From a distance in nats to the gradient in log-probabilities, [2,G,4]."""
+Slope = Callable[[float, float], Any]
+"""From a distance in nats and an age to the gradient by tokens, [2,G,4]."""
 
 
 def _slope(
@@ -263,9 +264,10 @@ def _slope(
     is_old: Whether the policy that has drawn them is the old policy.
 
   Returns:
-    A function of how far the policy is from the one that has drawn, in nats:
-    that of token t has drawn it with t times as much less. The rewards of a
-    group are 0 and 1 in turns. None: the method reads what is not known here.
+    A function of how far the policy is from the one that has drawn, in nats,
+    and of the age of the latter: it has drawn token t with t times as many nats
+    less. The rewards of a group are 0 and 1 in turns. None: the method reads
+    what is not known here.
   """
   if not method.requires <= _KNOWN | losses.OF_TURNS:
     return None
@@ -275,11 +277,16 @@ def _slope(
   parts = jnp.repeat(reward[..., None], num_rewards, -1)
 
   @jax.jit
-  def slope(gap):
+  def slope(gap, age):
     # It differs from token to token, else dividing by its mean would cancel it.
     sampler = logp - gap * jax.lax.broadcasted_iota(logp.dtype, logp.shape, 2)
     batch = losses.make_batch(
-      tokens == 0, reward, tokens=tokens, reward_parts=parts
+      tokens == 0,
+      reward,
+      tokens=tokens,
+      reward_parts=parts,
+      logp_ref=logp,  # so that penalties are 0, whatever weighs them
+      extras={'age': jnp.full(tokens.shape, age, logp.dtype)},
     )
     batch = losses.check_batch(losses.with_required(method, batch))
     batch = batch._replace(
@@ -294,18 +301,34 @@ def _slope(
   return slope
 
 
-def _corrects(slope: Slope | None) -> bool:
-  """Whether the gradient depends on the policy that has drawn."""
-  return slope is None or bool(jnp.any(slope(0.0) != slope(0.3)))
+def _corrects(slope: Slope | None, oldest: int) -> bool:
+  """Whether the gradient depends on which policy has drawn, at each age."""
+  return slope is None or all(
+    bool(jnp.any(slope(0.0, 0.0) != slope(0.3, age)))
+    for age in _ends(oldest)
+  )
 
 
-def _has_trust_region(slope: Slope | None) -> bool:
+def _has_trust_region(slope: Slope | None, oldest: int) -> bool:
   """Whether tokens that have become likely are not learned from ever harder.
 
   Those of completions with a positive advantage: the others push back.
+
+  Args:
+    slope: See `_slope`.
+    oldest: The largest age.
   """
   if slope is None:
     return True
-  near, far = (np.abs(slope(gap)) for gap in (0.0, 2.0))
-  rises = np.asarray(slope(0.0)) < 0
-  return bool(far[rises].max(initial=0) <= 10 * near[rises].max(initial=0))
+  rises = np.asarray(slope(0.0, 0.0)) < 0
+  # From ratios of e^6 to ratios of e^12: a limit lies below, if there is one.
+  return all(
+    np.max(np.abs(slope(4.0, age)), where=rises, initial=0)
+    <= 10 * np.max(np.abs(slope(2.0, age)), where=rises, initial=0)
+    for age in _ends(oldest)
+  )
+
+
+def _ends(oldest: int) -> set[float]:
+  """The youngest age that is not 0, and the oldest: masks tell them apart."""
+  return {1.0, float(oldest)}
