@@ -8,7 +8,8 @@ the metrics and the completions of the one that was left alone, bit for bit.
 With `--signal=TERM` it is asked to end instead, and the seconds until it has
 saved and ended are told. With `--model=folder` the run trains a random model
 that comes from a Hugging Face folder, and with `--model=lora` adapters of it.
-With `--ahead` rollouts are drawn while others are learned from.
+With `--ahead=4` up to four rollouts are drawn while others are learned from,
+and with `--devices=2` on two devices of their own, of four.
 """
 
 import argparse
@@ -53,20 +54,20 @@ def of_folder(folder: pathlib.Path) -> tuple[str, ...]:
   )
 
 
-AHEAD = ('--config.sampler.ahead=1', '--config.learner.anchor=sampler')
+AHEAD = ('--config.learner.anchor=sampler',)
+APART = ('--config.mesh.data=2', '--config.learner.micro_rows=16')
 LORA = ('--config.lora.rank=2', '--config.lora.alpha=4.0')
 
 
 def start(workdir: pathlib.Path, options: Sequence[str]) -> subprocess.Popen:
   """The command, in a process group of its own."""
-  kept = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
   return subprocess.Popen(
     [
       sys.executable, '-m', 'grpo_jax', 'train', *options,
       f'--workdir={workdir}',
     ],
     cwd=runs.ROOT,
-    env={**kept, 'PYTHONPATH': str(runs.ROOT)},
+    env={**os.environ, 'PYTHONPATH': str(runs.ROOT)},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
@@ -115,9 +116,11 @@ def main() -> None:
   parser.add_argument(
     '--model', choices=('arithmetic', 'folder', 'lora'), default='arithmetic'
   )
-  parser.add_argument('--ahead', action='store_true')
+  parser.add_argument('--ahead', type=int, default=0)
+  parser.add_argument('--devices', type=int, default=0)
   given = parser.parse_args()
   rng = random.Random(given.seed)
+  os.environ.pop('XLA_FLAGS', None)
   with tempfile.TemporaryDirectory() as name:
     place = pathlib.Path(name)
     # What is compiled is kept, so that the time of a run is not compilation.
@@ -128,7 +131,10 @@ def main() -> None:
     if given.model == 'lora':
       options = (*options, *LORA)
     if given.ahead:
-      options = (*options, *AHEAD)
+      options = (*options, *AHEAD, f'--config.sampler.ahead={given.ahead}')
+    if given.devices:
+      options += (*APART, f'--config.generator.devices={given.devices}')
+      os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'
     finish(start(place / 'first', options))  # compiles
     began = time.monotonic()
     finish(start(place / 'whole', options))

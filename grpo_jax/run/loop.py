@@ -323,7 +323,9 @@ def evaluate(
       'evaluating', 'compiling, then evaluating on held-out problems'
     ),
     session.peers.together(),
-    session.source.paused(),
+    contextlib.nullcontext()
+    if session.run.heldout is None
+    else session.source.paused(),
   ):
     keep = functools.partial(reports.keep_answers, session)
     return sampling.evaluated(session.run, progress.step, keep)

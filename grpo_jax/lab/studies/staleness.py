@@ -89,7 +89,7 @@ class Outcome:
 
 
 def config_of(config: Config, arm: Arm, seed: int) -> Config:
-  """The config of a run: what all arms share, an arm's age and ratio, a seed."""
+  """The config of a run: what all arms share, an arm's own, and a seed."""
   return dataclasses.replace(
     config,
     seed=seed,
