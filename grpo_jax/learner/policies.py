@@ -123,7 +123,8 @@ def with_policies(
     return jnp.where(fresh, scored, sampler)
 
   with_entropy, anchored = 'entropy_old' in requires, scores_old(learner, spec)
-  if anchored and spec.stale and sampler is not None and not fresh.any():
+  drawn = (fresh & np.asarray(batch.mask)).any()
+  if anchored and spec.stale and sampler is not None and not drawn:
     # Earlier policies drew every token, so a score would not be read.
     anchored, batch = False, batch._replace(logp_old=sampler)
   scored = anchored or (with_entropy and batch.entropy_old is None)

@@ -82,7 +82,7 @@ class Alarms:
 
 
 def _oldest_ess(limits: Limits) -> str:
-  """The metric of the oldest tokens; there is none if nothing is drawn ahead."""
+  """The metric of the oldest tokens; absent if nothing is drawn ahead."""
   return f'age_{limits.oldest}_ess'
 
 

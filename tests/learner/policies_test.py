@@ -163,7 +163,9 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
   rollout = rollout._replace(batch=rollout.batch._replace(version=version))
   batch, scorings = with_policies(made, state, rollout, 3)
   given, inside = rollout.batch, rollout.batch.mask
-  np.testing.assert_array_equal(batch.extras['fresh'], version == 3)
+  np.testing.assert_array_equal(
+    batch.extras['fresh'][inside], (version == 3)[inside]
+  )
   logp, entropy = scored('policy')
   if anchor == 'learner':
     whole = given.logp_sampler + given.extras['log_kept']

@@ -427,9 +427,7 @@ def test_shares_of_ages_are_of_all_trained_tokens():
     scalars = metrics.to_scalars(
       step_metrics.metrics_of_credit(given, batch, uniform, oldest)
     )
-    found = {k: v for k, v in scalars.items() if k.startswith('age_')}
-    assert len(found) == number
-    for n, value in enumerate(found.values()):
-      np.testing.assert_allclose(
-        found[f'age_{n}_share'], np.sum(keep & (age == n)) / keep.sum(), 1e-6
-      )
+    assert sum(name.startswith('age_') for name in scalars) == number
+    for n in range(number):
+      share = np.sum(keep & (age == n)) / keep.sum()
+      np.testing.assert_allclose(scalars[f'age_{n}_share'], share, 1e-6)

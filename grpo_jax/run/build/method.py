@@ -232,9 +232,9 @@ def warnings_of_age(
       return []
     return [
       f'With config.sampler.ahead={oldest} tokens come from policies up to '
-      f'{oldest} rollouts older, and the method {learn.method!r} weighs each by '
-      'its ratio without a limit, so that runs can collapse; give a method with '
-      'a clip, or with truncate_token_importance.'
+      f'{oldest} rollouts older, and the method {learn.method!r} weighs each '
+      'by its ratio without a limit, so that runs can collapse; give a method '
+      'with a clip, or with truncate_token_importance.'
     ]
   advice = "give learner.anchor='sampler'"
   sampled = _slope(method, draw.group, num_rewards, True)
@@ -304,8 +304,7 @@ def _slope(
 def _corrects(slope: Slope | None, oldest: int) -> bool:
   """Whether the gradient depends on which policy has drawn, at each age."""
   return slope is None or all(
-    bool(jnp.any(slope(0.0, 0.0) != slope(0.3, age)))
-    for age in _ends(oldest)
+    bool(jnp.any(slope(0.0, 0.0) != slope(0.3, age))) for age in _ends(oldest)
   )
 
 

@@ -13,6 +13,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax.mesh import sharding
+from grpo_jax.rollouts import sources
 import grpo_jax.run
 from grpo_jax.run.build import build
 from grpo_jax.run.build import learner as build_learner
@@ -82,7 +83,11 @@ ROWS = {
   'draw.retire_solved': 'sampler.retire_solved',
   'draw.right_reward': 'evaluation.right_reward',
   'draw.shuffles': 'shuffle_rewards',
-  'draw.ahead': 'sampler.ahead',
+  'draw.pace': lambda config: sources.Pace(
+    config.sampler.ahead,
+    config.generator.every,
+    config.generator.updates == 'inflight',
+  ),
   'evaluation.every_steps': 'evaluation.every_steps',
   'evaluation.examples': 'evaluation.examples',
   'evaluation.answer': 'evaluation.answer',
