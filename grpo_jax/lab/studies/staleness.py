@@ -37,6 +37,7 @@ from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
 
 AGES = 0, 1, 2, 4
+_EVERY = 5  # rollouts; a measured one takes more than twice as long
 ANCHORS = {'corrected': 'sampler', 'plain': 'learner'}
 
 
@@ -75,11 +76,12 @@ class Outcome:
     seed: Of everything random, the warm-up included.
     steps: Rollouts.
     numbers: By name, a value of each rollout: `reward`, the mean; `clipped`,
-      the share of trained tokens without a gradient; `carried`, how far
-      momentum moves a clipped token outward in an update, nats, times that
-      share; `moved`, the same of all that an update does; `outside`, the share
-      of trained tokens outside of the clip behind the last update of a rollout;
-      `ess`, the effective sample size of what was drawn.
+      the share of trained tokens without a gradient; `ess`, the effective
+      sample size of what was drawn. And of each `_EVERY`-th rollout, NaN
+      between: `carried`, how far momentum moves a clipped token outward in an
+      update, nats, times the share of such tokens; `moved`, the same of all
+      that an update does; `outside`, the share of trained tokens outside of the
+      clip behind the last update of a rollout.
   """
 
   arm: Arm
@@ -95,7 +97,7 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
     seed=seed,
     sampler=dataclasses.replace(config.sampler, ahead=arm.ahead),
     learner=dataclasses.replace(config.learner, anchor=ANCHORS[arm.ratio]),
-    optim=dataclasses.replace(config.optim, overshoot_every_steps=1),
+    optim=dataclasses.replace(config.optim, overshoot_every_steps=_EVERY),
   )
 
 
@@ -119,9 +121,11 @@ def _numbers(one: bare.Trained) -> dict[str, float]:
   measured = one.measured
   clipped = measured['clipped_high'] + measured['clipped_low']
 
-  def outward(name):  # there is none where nothing is clipped
-    found = measured.get(name)
-    return clipped * found if found is not None and clipped else 0.0
+  def outward(name):
+    if 'rollout_outside' not in measured:
+      return math.nan  # nothing is measured in this rollout
+    # Where nothing is clipped there is none.
+    return clipped * measured[name] if name in measured else 0.0
 
   return {
     'reward': float(one.rollout.batch.reward.mean()),
