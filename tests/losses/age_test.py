@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import diagnostics
 from grpo_jax import losses
 from tests.losses import cases
 
@@ -140,19 +139,6 @@ def test_the_growth_may_be_a_schedule():
   )
   np.testing.assert_array_equal(one, other)
   assert np.any(one != slopes(losses.ppo_clip(LOW, HIGH), batch, logp)[1])
-
-
-def test_an_audit_has_drawn_with_the_policy_itself():
-  """So a mask of what is old does nothing, and a clip by age is the clip."""
-  plain, by_age = (
-    losses.chain(losses.center_by_group(), *links, losses.mean_over_tokens())
-    for links in (
-      (losses.ppo_clip(0.2, 0.28),),
-      (losses.mask_stale(0), losses.clip_by_age(0.2, 0.28, 0.5)),
-    )
-  )
-  one, other = map(diagnostics.surrogate_row, (by_age, plain))
-  assert one == other
 
 
 def test_what_means_nothing_is_refused():

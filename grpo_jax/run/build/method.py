@@ -227,8 +227,8 @@ def warnings_of_age(
   if not oldest:
     return []
   slope = _slope(method, draw.group, num_rewards, is_old)
-  if _corrects(slope, oldest):
-    if oldest == 1 or _has_trust_region(slope, oldest):
+  if _corrects(slope):
+    if oldest == 1 or _has_trust_region(slope):
       return []
     return [
       f'With config.sampler.ahead={oldest} tokens come from policies up to '
@@ -238,7 +238,7 @@ def warnings_of_age(
     ]
   advice = "give learner.anchor='sampler'"
   sampled = _slope(method, draw.group, num_rewards, True)
-  if is_old or not _corrects(sampled, oldest):
+  if is_old or not _corrects(sampled):
     advice += " and a method with a ratio, such as 'importance_sampling'"
   return [
     f'With config.sampler.ahead={oldest} completions come from a '
@@ -248,8 +248,8 @@ def warnings_of_age(
   ]
 
 
-Slope = Callable[[float, float], Any]
-"""From a distance in nats and an age to the gradient by tokens, [2,G,4]."""
+Slope = Callable[[float], Any]
+"""From a distance in nats to the gradient in log-probabilities, [2,G,4]."""
 
 
 def _slope(
@@ -264,10 +264,9 @@ def _slope(
     is_old: Whether the policy that has drawn them is the old policy.
 
   Returns:
-    A function of how far the policy is from the one that has drawn, in nats,
-    and of the age of the latter: it has drawn token t with t times as many nats
-    less. The rewards of a group are 0 and 1 in turns. None: the method reads
-    what is not known here.
+    A function of how far the policy is from the one that has drawn, in nats:
+    that of token t has drawn it with t times as much less. The rewards of a
+    group are 0 and 1 in turns. None: the method reads what is not known here.
   """
   if not method.requires <= _KNOWN | losses.OF_TURNS:
     return None
@@ -277,7 +276,7 @@ def _slope(
   parts = jnp.repeat(reward[..., None], num_rewards, -1)
 
   @jax.jit
-  def slope(gap, age):
+  def slope(gap):
     # It differs from token to token, else dividing by its mean would cancel it.
     sampler = logp - gap * jax.lax.broadcasted_iota(logp.dtype, logp.shape, 2)
     batch = losses.make_batch(
@@ -286,7 +285,8 @@ def _slope(
       tokens=tokens,
       reward_parts=parts,
       logp_ref=logp,  # so that penalties are 0, whatever weighs them
-      extras={'age': jnp.full(tokens.shape, age, logp.dtype)},
+      # At the youngest age: what drops older tokens does not correct these.
+      extras={'age': jnp.full(tokens.shape, gap > 0, logp.dtype)},
     )
     batch = losses.check_batch(losses.with_required(method, batch))
     batch = batch._replace(
@@ -301,33 +301,21 @@ def _slope(
   return slope
 
 
-def _corrects(slope: Slope | None, oldest: int) -> bool:
-  """Whether the gradient depends on which policy has drawn, at each age."""
-  return slope is None or all(
-    bool(jnp.any(slope(0.0, 0.0) != slope(0.3, age))) for age in _ends(oldest)
-  )
+def _corrects(slope: Slope | None) -> bool:
+  """Whether the gradient depends on which policy has drawn."""
+  return slope is None or bool(jnp.any(slope(0.0) != slope(0.3)))
 
 
-def _has_trust_region(slope: Slope | None, oldest: int) -> bool:
+def _has_trust_region(slope: Slope | None) -> bool:
   """Whether tokens that have become likely are not learned from ever harder.
 
   Those of completions with a positive advantage: the others push back.
-
-  Args:
-    slope: See `_slope`.
-    oldest: The largest age.
   """
   if slope is None:
     return True
-  rises = np.asarray(slope(0.0, 0.0)) < 0
-  # From ratios of e^6 to ratios of e^12: a limit lies below, if there is one.
-  return all(
-    np.max(np.abs(slope(4.0, age)), where=rises, initial=0)
-    <= 10 * np.max(np.abs(slope(2.0, age)), where=rises, initial=0)
-    for age in _ends(oldest)
+  rises = np.asarray(slope(0.0)) < 0
+  # Ratios of up to e^6 and e^12. A limit lies below, if there is one.
+  near, far = (
+    np.max(np.abs(slope(gap)), where=rises, initial=0) for gap in (2.0, 4.0)
   )
-
-
-def _ends(oldest: int) -> set[float]:
-  """The youngest age that is not 0, and the oldest: masks tell them apart."""
-  return {1.0, float(oldest)}
+  return bool(far <= 10 * near)
