@@ -100,10 +100,10 @@ def with_policies(
     # wide the batch is.
     noise = rng.random((shape[2], *shape[:2]), np.float32)
     extras['noise'] = np.moveaxis(noise, 0, -1)
-  # `credit` asks for the field already; `train_step` puts in the number.
   if 'age' in requires or learner.measuring.ages:
     age = (step - np.asarray(batch.version)) * mask
     extras['age'] = age.astype(np.float32)
+  # `credit` asks for the field already; `train_step` puts in the number.
   if 'updates_done' in requires:
     extras['updates_done'] = np.zeros(shape, np.float32)
   batch = batch._replace(
@@ -125,7 +125,8 @@ def with_policies(
     return jnp.where(fresh, scored, sampler)
 
   with_entropy, anchored = 'entropy_old' in requires, scores_old(learner, spec)
-  if anchored and spec.stale and sampler is not None and not fresh.any():
+  drawn = (fresh & np.asarray(batch.mask)).any()
+  if anchored and spec.stale and sampler is not None and not drawn:
     # Earlier policies drew every token, so a score would not be read.
     anchored, batch = False, batch._replace(logp_old=sampler)
   scored = anchored or (with_entropy and batch.entropy_old is None)

@@ -127,6 +127,7 @@ ROWS = {
       updates(config),
       config.optim.moments,
       config.log.expected_prefixes,
+      config.sampler.ahead,
       config.learner.expert_balance,
       config.learner.compute_all,
       # At the end of the rise.
@@ -162,6 +163,7 @@ ROWS = {
       updates(config),
       False,
       config.log.expected_prefixes,
+      0,  # ages
       0.0,
       True,
       pytest.approx(config.warm_up.lr, 1e-5),
@@ -204,6 +206,7 @@ def numbers(name, value, config):
     value.measuring.coast_steps,
     value.measuring.records,
     value.measuring.expects_prefixes,
+    value.measuring.ages,
     value.expert_balance,
     value.compute_all,
     float(value.measuring.learning_rate(peak)),
