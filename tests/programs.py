@@ -98,8 +98,8 @@ def shared_programs():
       _kept[key] = real(model, params, mesh, copies)
     return _kept[key]
 
-  def corrects(real, method, *sizes):
-    key = 'corrects', placing.record(method)['sha256'], *sizes
+  def slope(real, method, *sizes):
+    key = 'slope', placing.record(method)['sha256'], *sizes
     if key not in _kept:
       _kept[key] = real(method, *sizes)
     return _kept[key]
@@ -109,7 +109,7 @@ def shared_programs():
     share(build, 'warm_up_updater', updater)
     share(build_model, '_random', random)
     share(prepare, 'Preparation', preparation)
-    share(build_method, '_corrects', corrects)
+    share(build_method, '_slope', slope)
     yield
 
 

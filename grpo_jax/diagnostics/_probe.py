@@ -119,6 +119,7 @@ class Subject:
         extras={
           'noise': np.broadcast_to(noise, shape),
           'updates_done': np.zeros(shape),  # at ratio 1 there were none
+          'age': np.zeros(shape),  # the policy that learns has drawn them
         },
       )
     batch = _with_fields(jax.tree.map(np.asarray, batch), self.fields)

@@ -86,7 +86,9 @@ def with_policies(
   requires = learner.method.requires
   batch, shape = rollout.batch, rollout.batch.mask.shape
   # Whole completions: caches keep what older policies have read.
-  older = (np.asarray(batch.version) < step) & np.asarray(batch.mask)
+  mask = np.asarray(batch.mask)
+  older = np.asarray(batch.version) < step
+  older &= mask | ~mask.any(-1, keepdims=True)
   fresh = np.broadcast_to(~older.any(-1, keepdims=True), shape)
   extras = {**batch.extras, 'fresh': fresh}
   if 'turn' in extras:  # episodes: the contexts of their turns are compared
@@ -98,10 +100,10 @@ def with_policies(
     # wide the batch is.
     noise = rng.random((shape[2], *shape[:2]), np.float32)
     extras['noise'] = np.moveaxis(noise, 0, -1)
-  # `credit` asks for the field already; `train_step` puts in the number.
   if 'age' in requires or learner.measuring.ages:
-    age = (step - np.asarray(batch.version)) * np.asarray(batch.mask)
+    age = (step - np.asarray(batch.version)) * mask
     extras['age'] = age.astype(np.float32)
+  # `credit` asks for the field already; `train_step` puts in the number.
   if 'updates_done' in requires:
     extras['updates_done'] = np.zeros(shape, np.float32)
   batch = batch._replace(
@@ -123,7 +125,8 @@ def with_policies(
     return jnp.where(fresh, scored, sampler)
 
   with_entropy, anchored = 'entropy_old' in requires, scores_old(learner, spec)
-  if anchored and spec.stale and sampler is not None and not fresh.any():
+  drawn = (fresh & np.asarray(batch.mask)).any()
+  if anchored and spec.stale and sampler is not None and not drawn:
     # Earlier policies drew every token, so a score would not be read.
     anchored, batch = False, batch._replace(logp_old=sampler)
   scored = anchored or (with_entropy and batch.entropy_old is None)

@@ -117,7 +117,9 @@ def credit(
   loss_state = jax.tree.map(
     lambda new, old: jnp.where(sound, new, old), new_state, loss_state
   )
-  measured = step_metrics.metrics_of_credit(given, batch, uniform)
+  measured = step_metrics.metrics_of_credit(
+    given, batch, uniform, learner.measuring.ages
+  )
   # They have been measured, so updates need not carry them.
   extras = {
     name: value

@@ -16,6 +16,7 @@ from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.learner import gradient
 from grpo_jax.learner import metrics
+from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
@@ -32,7 +33,10 @@ _MAX_LOG_RATIO = 20.0  # where the losses saturate their ratios too
 
 
 def metrics_of_credit(
-  given: losses.Batch, batch: losses.Batch, uniform: ArrayLike
+  given: losses.Batch,
+  batch: losses.Batch,
+  uniform: ArrayLike,
+  oldest: int = 0,
 ) -> Measured:
   """Metrics of a rollout, once per rollout.
 
@@ -40,6 +44,7 @@ def metrics_of_credit(
     given: The checked batch before credit, with the rewards as they came.
     batch: The credited batch, [P,G,T].
     uniform: bool[P], groups whose rewards are all equal.
+    oldest: The largest age; 0: there is none but 0.
 
   Returns:
     Over judged completions `reward`, `length_tokens` and `truncated`, a share;
@@ -47,7 +52,9 @@ def metrics_of_credit(
     tokens `kept_tokens`, the share that is trained, and the sampler's
     `entropy`, nats, if it was given; over trained tokens `advantage_abs`, a
     mean, `advantage_mean`, `advantage_std`, `advantage_min` and
-    `advantage_max`, and what the method's own credit measured.
+    `advantage_max`, and what the method's own credit measured. If ages differ,
+    `age_N_share` for each age N up to `oldest`: the share of the trained tokens
+    that a policy of this age has drawn.
   """
   assert batch.advantage is not None  # losses.credit has set it
   advantage, kept, valid = batch.advantage, batch.keep, given.valid
@@ -64,6 +71,10 @@ def metrics_of_credit(
   for name, value in batch.extras.items():
     if name.startswith(losses.CREDIT_METRIC):
       wanted[name.removeprefix(losses.CREDIT_METRIC)] = Mean, value, kept
+  if oldest:
+    for age in range(oldest + 1):
+      drawn = batch.extras['age'] == age
+      wanted[f'age_{age}_share'] = Mean, drawn, kept
   entropy = given.extras.get('entropy_sampler')
   if entropy is not None:
     wanted['entropy'] = Mean, entropy, given.mask
@@ -93,7 +104,7 @@ def metrics_of_update(
 
   Returns:
     What `metrics_of_terms` returns of completions that are `informative`;
-    what `metrics_of_ages` returns of these, if there are several; what
+    what `metrics_of_ages` returns of these, if ages differ; what
     `metrics_of_prefixes` and `nonfinite` return; `left_out`, the share of
     micro-batches that were not computed because they hold no such completion;
     `needed_tokens`, the share of tokens in such completions; `loss`,
@@ -255,41 +266,36 @@ def metrics_of_terms(
 def metrics_of_ages(
   terms: losses.SurrogateTerms, batch: losses.Batch, oldest: int
 ) -> Measured:
-  """Metrics of trained tokens by the age of the policy that drew them.
+  """Metrics of some completions by the age of the policy that drew each token.
 
   Args:
     terms: See `metrics_of_terms`.
-    batch: Likewise, with the field `age`.
+    batch: Likewise, with the field `age`. Tokens that are older than `oldest`
+      (dynamic sampling may keep groups for long) are in none of the metrics.
     oldest: The largest age.
 
   Returns:
-    For each age N from 0 to `oldest`, over the tokens of this age:
-    `age_N_share`, of all trained tokens; `age_N_log_ratio`, the mean
-    |log-probability of the policy minus that of the sampler|; `age_N_kl`, the
-    estimate k3 of KL(sampler || policy), nats; `age_N_clipped`, the share that
-    the objective clips; and `age_N_ess`, effective sample size over sample
-    size, of their importance weights.
+    For each age N from 0 to `oldest`, over the trained tokens of this age:
+    `age_N_log_ratio`, the mean of |log-probability of the policy minus that of
+    the sampler|, nats; `age_N_kl`, the estimate k3 of KL(sampler || policy);
+    `age_N_clipped`, the share that a trust region has switched off; and
+    `age_N_ess`, effective sample size over sample size, see `metrics_of_terms`.
   """
   kept, logp = batch.keep, terms.logp
   old = logp if batch.logp_old is None else batch.logp_old
   gained = logp - (old if batch.logp_sampler is None else batch.logp_sampler)
   saturated = _saturated(gained)
-  clipped = [
-    value
-    for name, value in terms.metrics.items()
-    if name in ('clipped_high', 'clipped_low')
-  ]
+  distance, k3 = jnp.abs(gained), jnp.expm1(saturated) - saturated
+  clipped = trust_region.clipped(terms)
   wanted: Wanted = {}
   shares: Measured = {}
   for age in range(oldest + 1):
     own = kept & (batch.extras['age'] == age)
     wanted |= {
-      f'age_{age}_share': (Mean, own, kept),
-      f'age_{age}_log_ratio': (Mean, jnp.abs(gained), own),
-      f'age_{age}_kl': (Mean, jnp.expm1(saturated) - saturated, own),
+      f'age_{age}_log_ratio': (Mean, distance, own),
+      f'age_{age}_kl': (Mean, k3, own),
+      f'age_{age}_clipped': (Mean, clipped, own),
     }
-    if clipped:
-      wanted[f'age_{age}_clipped'] = Mean, sum(clipped), own
     shares[f'age_{age}_ess'] = metrics.effective_share(gained, own)
   return metrics.together(wanted) | shares
 

@@ -157,8 +157,8 @@ class Measuring:
     expects_prefixes: Whether the metrics `prefix_*_expected` are measured. They
       take a second evaluation of the loss; see
       `step_metrics.metrics_of_prefixes`.
-    ages: How many versions older than the one that learns a policy may be that
-      draws; 0: no metrics tell them apart.
+    ages: By how many versions a policy that draws may be older than the one
+      that learns; 0: no metrics tell ages apart.
     learning_rate: From the number of an update to the learning rate that the
       optimizer takes then; None: there are no metrics of it.
   """

@@ -68,6 +68,8 @@ class Batch(NamedTuple):
       `turn` i32[P,G,T], the number of each token's turn, from 0; `turn_reward`
       f32[P,G,N], the parts of the reward that turns were given; `turn_state`
       i32[P,G,N], equal numbers where turns of a group began in the same state.
+      `age` f32[P,G,T] is by how many versions the policy that learns is newer
+      than `version`; `credit` gets no version to compare with.
   """
 
   tokens: Array | None

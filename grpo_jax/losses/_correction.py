@@ -254,16 +254,16 @@ def mask_stale(versions=1, whole=False) -> LossTransform:
   .. math:: A_{it} \leftarrow A_{it}\, 1[a_{it} \le V]
 
   The age :math:`a_{it}` of a token is the number of rollouts that the policy
-  has learned from since the version that drew it; the field `age` has it. What
-  is dropped still counts in every denominator.
+  has learned from since the version that drew it. What is dropped still counts
+  in every denominator, and in the penalty.
 
   Args:
     versions: `V`, the largest age that is learned from.
     whole: Whether a token that is too old drops its whole completion.
 
   Returns:
-    A `LossTransform` that edits the advantage and requires `age`. Its metric
-    `stale_masked` marks what is dropped.
+    A `LossTransform` that edits the advantage and requires `age`, in
+    `Batch.extras`: f32[P,G,T]. Its metric `stale_masked` marks what is dropped.
   """
   _ops.check_numbers('mask_stale', least=0, most=math.inf, versions=versions)
   _ops.check_flag('mask_stale', 'whole', whole)

@@ -163,12 +163,7 @@ def ppo_clip(low=0.2, high=0.2, cap=None) -> LossTransform:
     <https://arxiv.org/abs/1707.06347>`_, 2017; Ye et al., `Mastering Complex
     Control in MOBA Games <https://arxiv.org/abs/1912.09729>`_, 2020
   """
-  _ops.check_range('ppo_clip', low, high)
-  if isinstance(low, int | float) and low >= 1:
-    raise ValueError(
-      f'ppo_clip got low={low}, so that the lower bound of the ratio is '
-      f'{1 - low:g}, below which no ratio lies; give a distance below 1.'
-    )
+  _check_clip('ppo_clip', low, high)
   if cap is not None:
     _ops.check_numbers('ppo_clip', least=0, most=math.inf, cap=cap)
   # A schedule or a controller has no value yet that could be checked.
@@ -204,9 +199,9 @@ def clip_by_age(low=0.2, high=0.2, growth=0.0) -> LossTransform:
               A\bigr), \quad c = \max(0, 1 + g\, a)
 
   The age :math:`a` of a token is the number of rollouts that the policy has
-  learned from since the version that drew it; the field `age` has it. With a
-  negative growth older tokens have a narrower range. Tokens of age 0 have that
-  of `ppo_clip`, and so have all if `growth` is 0.
+  learned from since the version that drew it. With a negative growth older
+  tokens have a narrower range, at last the ratio 1 alone. Tokens of age 0 have
+  the range of `ppo_clip`, bit for bit, and so have all if `growth` is 0.
 
   Args:
     low: `l`, distance of the lower bound from 1, at age 0.
@@ -215,21 +210,25 @@ def clip_by_age(low=0.2, high=0.2, growth=0.0) -> LossTransform:
       at age 0.
 
   Returns:
-    A `LossTransform` that sets the objective and requires `age`. Its metrics
-    are those of `ppo_clip`.
+    A `LossTransform` that sets the objective and requires `age`, in
+    `Batch.extras`: f32[P,G,T]. Its metrics are those of `ppo_clip`.
 
   Raises:
-    ValueError: A negative distance, or bounds in the place of distances.
+    ValueError: A negative distance, a `low` of 1 or more, or bounds in the
+      place of distances.
   """
-  _ops.check_range('clip_by_age', low, high)
+  _check_clip('clip_by_age', low, high)
   _ops.check_numbers('clip_by_age', growth=growth)
 
   def objective(terms, batch, low, high, growth):
     ratio, ratio_metrics = _ops.importance_ratio(terms)
-    scale = jnp.maximum(1 + growth * batch.extras['age'], 0)
-    value, clip = hold_outside(
-      ratio, low * scale, high * scale, batch.advantage
-    )
+    more = growth * jnp.asarray(batch.extras['age'], ratio.dtype)
+    scale = jnp.maximum(1 + more, 0)
+    # In float32 1 + high * scale is for a scale of 1 not always 1 + high, which
+    # Python adds in float64.
+    most = jnp.where(more == 0, 1 + high, 1 + high * scale)
+    least = jnp.where(more == 0, 1 - low, 1 - low * scale)
+    value, clip = hold_between(ratio, least, most, batch.advantage)
     return value * batch.advantage, {**ratio_metrics, **clip}
 
   return set_objective(
@@ -240,6 +239,16 @@ def clip_by_age(low=0.2, high=0.2, growth=0.0) -> LossTransform:
     high=high,
     growth=growth,
   )
+
+
+def _check_clip(name: str, low, high) -> None:
+  """Raises a ValueError if these are no distances of a clip range from 1."""
+  _ops.check_range(name, low, high)
+  if isinstance(low, int | float) and low >= 1:
+    raise ValueError(
+      f'{name} got low={low}, so that the lower bound of the ratio is '
+      f'{1 - low:g}, below which no ratio lies; give a distance below 1.'
+    )
 
 
 def hold_outside(
@@ -254,13 +263,30 @@ def hold_outside(
     advantage: f[P,G,T].
 
   Returns:
+    See `hold_between`.
+  """
+  return hold_between(ratio, 1 - low, 1 + high, advantage)
+
+
+def hold_between(
+  ratio: Array, least, most, advantage: Array
+) -> tuple[Array, dict[str, Array]]:
+  """The ratio, held at a bound where the advantage would push it further.
+
+  Args:
+    ratio: f[P,G,T].
+    least: The lower bound, a number or f[P,G,T].
+    most: The upper bound, likewise.
+    advantage: f[P,G,T].
+
+  Returns:
     The ratio, constant on the side where the advantage points out of the range,
     and the metrics of `_ops.clip_metrics`.
   """
-  clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)
+  clip = _ops.clip_metrics(ratio > most, ratio < least, advantage)
   # Not jnp.clip, which would also hold tokens that the advantage pulls back.
-  held = jnp.where(clip['clipped_high'], 1 + high, ratio)
-  return jnp.where(clip['clipped_low'], 1 - low, held), clip
+  held = jnp.where(clip['clipped_high'], most, ratio)
+  return jnp.where(clip['clipped_low'], least, held), clip
 
 
 def importance_weighted() -> LossTransform:

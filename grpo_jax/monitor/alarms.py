@@ -37,14 +37,15 @@ class Alarms:
     limits: When to alarm.
     replays: Whether saved rollouts take the place of sampling. Then the policy
       may be another than the one that has drawn them, so a difference between
-      sampler and learner says nothing.
+      sampler and learner says nothing, nor does their age.
   """
 
   def __init__(self, limits: Limits, replays: bool = False):
+    of_samplers = 'sampler_gap', _oldest_ess(limits)
     self._alarms = [
       alarm
       for alarm in _table(limits)
-      if not (replays and alarm.metric == 'sampler_gap')
+      if not (replays and alarm.metric in of_samplers)
     ]
     # Rollouts until an alarm may speak again; at 0 it may.
     self._waits = [0] * len(self._alarms)
@@ -78,6 +79,11 @@ class Alarms:
         begun.append((alarm.metric, sentence))
       self._waits[index] = _REARM_STEPS
     return begun
+
+
+def _oldest_ess(limits: Limits) -> str:
+  """The metric of the oldest tokens; absent if nothing is drawn ahead."""
+  return f'age_{limits.oldest}_ess'
 
 
 def _table(limits: Limits) -> list[_Alarm]:
@@ -120,11 +126,11 @@ def _table(limits: Limits) -> list[_Alarm]:
       ),
     ),
     _Alarm(
-      f'age_{limits.oldest}_ess',
+      _oldest_ess(limits),
       lambda value: value < _LEAST_ESS,
       lambda value, _: (
-        f'Tokens that the policy has drawn {limits.oldest} rollouts ago are '
-        f'worth {value:.0%} of as many drawn now: it moves away from '
+        f'Tokens drawn {limits.oldest} rollout{"s" * (limits.oldest > 1)} ago '
+        f'are worth {value:.0%} as many drawn now: the policy moves away from '
         'what it learns from; lower sampler.ahead, optim.lr or learner.epochs.'
       ),
     ),

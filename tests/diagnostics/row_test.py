@@ -324,3 +324,16 @@ def test_a_reference_in_the_advantage_without_a_form_is_mentioned():
   assert row.advantage == 'r - mean; also depends on lengths, the reference'
   assert row.regulariser == 'the reference in A'
   assert row.advantage_facts.kl_in_reward is None
+
+
+def test_an_audit_has_drawn_with_the_policy_itself():
+  """So a mask of what is old does nothing, and a clip by age is the clip."""
+  plain, by_age = (
+    losses.chain(losses.center_by_group(), *links, losses.mean_over_tokens())
+    for links in (
+      (losses.ppo_clip(0.2, 0.28),),
+      (losses.mask_stale(0), losses.clip_by_age(0.2, 0.28, 0.5)),
+    )
+  )
+  one, other = map(diagnostics.surrogate_row, (by_age, plain))
+  assert one == other

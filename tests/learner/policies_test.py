@@ -1,5 +1,6 @@
 """What the methods read of policies, and what it costs to know it."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 
 from grpo_jax import losses
 from grpo_jax.learner import metrics
+from grpo_jax.learner import policies
 from grpo_jax.learner import programs
 from grpo_jax.learner import step as learner_lib
 from grpo_jax.losses import methods
@@ -161,7 +163,9 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
   rollout = rollout._replace(batch=rollout.batch._replace(version=version))
   batch, scorings = with_policies(made, state, rollout, 3)
   given, inside = rollout.batch, rollout.batch.mask
-  np.testing.assert_array_equal(batch.extras['fresh'], version == 3)
+  np.testing.assert_array_equal(
+    batch.extras['fresh'][inside], (version == 3)[inside]
+  )
   logp, entropy = scored('policy')
   if anchor == 'learner':
     whole = given.logp_sampler + given.extras['log_kept']
@@ -177,6 +181,28 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
     batch.entropy_old[inside], entropy[inside], atol=2e-6
   )
   assert scorings == (anchor == 'learner' or not known)
+
+
+@pytest.mark.parametrize('measures', [True, False])
+@pytest.mark.parametrize('reads', [True, False])
+def test_the_age_of_each_token_is_what_has_been_learned_since(measures, reads):
+  """It is there if the method reads it, or metrics tell ages apart."""
+  stale = losses.chain(forking, losses.mask_stale(9)) if reads else forking
+  made, state = make(stale)
+  learner = made.compiled.learner
+  measuring = dataclasses.replace(learner.measuring, ages=2 * measures)
+  learner = dataclasses.replace(learner, measuring=measuring)
+  rollout = bare()
+  version = np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE) % 4
+  rollout = rollout._replace(batch=rollout.batch._replace(version=version))
+  batch, _ = policies.with_policies(
+    learner, made.spec, state, rollout, 5, lambda *_: scored('policy')
+  )
+  assert ('age' in batch.extras) == (reads or measures)
+  if reads or measures:
+    age = batch.extras['age']
+    assert age.dtype == np.float32
+    np.testing.assert_array_equal(age, np.where(batch.mask, 5 - version, 0))
 
 
 @pytest.mark.parametrize('known', [True, False])

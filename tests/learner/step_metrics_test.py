@@ -350,19 +350,22 @@ def test_norms_and_the_steps_not_taken():
 
 def test_metrics_by_age_in_closed_form():
   terms, batch = make_terms()
-  age = np.arange(np.size(batch.mask)).reshape(SHAPE) % 3
-  clipped = np.arange(np.size(batch.mask)).reshape(SHAPE) % 4 == 1
-  own = {'clipped_high': clipped, 'clipped_low': np.zeros(SHAPE, bool)}
-  batch = batch._replace(extras={'age': age.astype(np.float32)})
-  measure = jax.jit(step_metrics.metrics_of_ages, static_argnums=2)
-  scalars = metrics.to_scalars(measure(terms._replace(metrics=own), batch, 3))
   kept = np.asarray(batch.keep)
+  # From 0 to 4 in turns, and anything where nothing was drawn.
+  age = np.where(batch.mask, np.cumsum(kept).reshape(SHAPE) % 5, np.nan)
+  batch = batch._replace(extras={'age': age.astype(np.float32)})
+  at = np.cumsum(kept).reshape(SHAPE) % 4
+  marks = {'clipped_high': at == 1, 'clipped_cap': at == 2, 'ratio': at}
+  terms = terms._replace(metrics=marks)
+  measure = jax.jit(step_metrics.metrics_of_ages, static_argnums=2)
+  scalars = metrics.to_scalars(measure(terms, batch, 3))
   gained = np.asarray(terms.logp - batch.logp_sampler, np.float64)
-  for n in range(3):
+  clipped = (at == 1) | (at == 2)
+  for n in range(4):
     some = kept & (age == n)
+    assert some.sum() > 2
     weight = np.exp(gained[some])
     for name, value in {
-      'share': some.sum() / kept.sum(),
       'log_ratio': np.abs(gained[some]).mean(),
       'kl': np.mean(np.expm1(gained[some]) - gained[some]),
       'clipped': clipped[some].mean(),
@@ -371,5 +374,60 @@ def test_metrics_by_age_in_closed_form():
       np.testing.assert_allclose(
         scalars.pop(f'age_{n}_{name}'), value, rtol=1e-5, err_msg=name
       )
-  # Of the oldest there was none.
-  assert scalars == {'age_3_share': 0.0}
+  assert not scalars  # what is older than the oldest is in none
+
+
+def test_ages_are_data_and_not_compiled():
+  """Whoever drew: one program. An age of which there is nothing has none."""
+  terms, batch = make_terms()
+  traced = []
+
+  @jax.jit
+  def measure(terms, batch):
+    traced.append(1)
+    return step_metrics.metrics_of_ages(terms, batch, 4)
+
+  for age in range(6):
+    whole = np.full(SHAPE, age, np.float32)
+    found = measure(terms, batch._replace(extras={'age': whole}))
+    scalars = metrics.to_scalars(found)
+    assert {name[:5] for name in scalars} == ({f'age_{age}'} - {'age_5'})
+  assert len(traced) == 1
+
+
+def test_the_policy_is_compared_with_what_drew():
+  """With the old policy where no sampler is known, else with itself."""
+  terms, batch = make_terms()
+  batch = batch._replace(extras={'age': np.zeros(SHAPE, np.float32)})
+  batch = batch._replace(logp_sampler=None)
+  kept = np.asarray(batch.keep)
+  for old in (batch.logp_old, None):
+    gap = terms.logp - (terms.logp if old is None else old)
+    scalars = metrics.to_scalars(
+      step_metrics.metrics_of_ages(terms, batch._replace(logp_old=old), 1)
+    )
+    np.testing.assert_allclose(
+      scalars['age_0_log_ratio'], np.abs(gap)[kept].mean(), rtol=1e-5
+    )
+    assert (scalars['age_0_ess'] == 1) == (old is None)
+    assert scalars['age_0_clipped'] == 0  # no trust region has marked any
+
+
+def test_shares_of_ages_are_of_all_trained_tokens():
+  """Of completions without an advantage too, of which updates see nothing."""
+  rollout = make_rollout(1)
+  shape = rollout.batch.mask.shape
+  rng = np.random.default_rng(0)
+  age = rng.integers(0, 4, shape).astype(np.float32)
+  given = losses.check_batch(rollout.batch._replace(extras={'age': age}))
+  keep = np.asarray(given.mask) & (rng.random(shape) < 0.7)
+  batch = given._replace(advantage=np.zeros(shape, np.float32), keep=keep)
+  uniform = losses.uniform_groups(given)
+  for oldest, number in ((0, 0), (2, 3), (4, 5)):
+    scalars = metrics.to_scalars(
+      step_metrics.metrics_of_credit(given, batch, uniform, oldest)
+    )
+    assert sum(name.startswith('age_') for name in scalars) == number
+    for n in range(number):
+      share = np.sum(keep & (age == n)) / keep.sum()
+      np.testing.assert_allclose(scalars[f'age_{n}_share'], share, 1e-6)

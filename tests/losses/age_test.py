@@ -11,12 +11,12 @@ from tests.losses import cases
 LOW, HIGH = 0.1, 0.2
 
 
-def batch_of(ages, spread=0.8):
+def batch_of(ages, dtype=jnp.float64):
   """A case whose tokens have these ages, in turns."""
-  case = cases.make_case(1, spread=spread)
-  batch = cases.to_batch(case)
-  age = np.resize(np.asarray(ages, float), case.mask.shape)
-  return batch._replace(extras={**batch.extras, 'age': jnp.asarray(age)})
+  case = cases.make_case(1, spread=0.8)
+  batch = cases.to_batch(case, dtype)
+  age = jnp.asarray(np.resize(ages, case.mask.shape), dtype)
+  return batch._replace(extras={**batch.extras, 'age': age})
 
 
 def advantages(transform, batch):
@@ -87,21 +87,58 @@ def test_the_range_of_each_age_against_a_loop(growth):
     assert int(terms.metrics[name][keep].sum()) == number > 0
 
 
-def test_at_age_0_and_without_growth_it_is_the_plain_clip():
-  for ages, growth in (([0], 0.7), ([0, 1, 3], 0.0)):
-    batch = batch_of(ages)
-    logp = jnp.where(batch.mask, batch.logp_old + 0.1, 0)
-    found = [
-      slopes(objective, batch, logp)
-      for objective in (
-        losses.clip_by_age(LOW, HIGH, growth),
-        losses.ppo_clip(LOW, HIGH),
-      )
-    ]
-    for one, other in zip(
-      *(jax.tree.leaves(x[:2]) for x in found), strict=True
-    ):
-      np.testing.assert_array_equal(one, other)
+# With the last three the bounds are other float32 numbers if they are added up
+# in float32, and not in float64.
+RANGES = (0.2, 0.28), (0.0203, 0.0097), (0.0264, 0.0406), (0.0282, 0.0485)
+
+
+@pytest.mark.parametrize('low, high', RANGES)
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.float64])
+@pytest.mark.parametrize('ages, growth', [([0], 0.7), ([0, 1, 3], 0.0)])
+def test_at_age_0_and_without_growth_it_is_the_plain_clip(
+  low, high, dtype, ages, growth
+):
+  batch = batch_of(ages, dtype)
+  logp = jnp.where(batch.mask, batch.logp_old, 0)
+  logp += jnp.resize(jnp.asarray([0.3, -0.3, 0.001], dtype), logp.shape)
+  found = [
+    jax.tree.leaves(slopes(objective, batch, logp)[:2])
+    for objective in (
+      losses.clip_by_age(low, high, growth),
+      losses.ppo_clip(low, high),
+    )
+  ]
+  assert found[0][0].dtype == dtype
+  for one, other in zip(*found, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.float64])
+def test_a_range_of_no_width_holds_the_ratio_1(dtype):
+  """And nothing else on the side to which the advantage points."""
+  batch = batch_of([1, 2, 3], dtype)
+  objective = losses.clip_by_age(0.0203, 0.0097, -1.0)
+  plain = losses.ppo_clip(0.0203, 0.0097)
+  logp = jnp.where(batch.mask, jnp.maximum(batch.logp_old, -1000), 0)
+  (_, terms), slope, credited = slopes(objective, batch, logp)
+  assert not any(np.any(terms.metrics[x]) for x in terms.metrics if 'cl' in x)
+  np.testing.assert_array_equal(slope, slopes(plain, batch, logp)[1])
+  (_, terms), slope, _ = slopes(objective, batch, logp + 1e-6)
+  rises = np.asarray(credited.keep & (credited.advantage > 0))
+  np.testing.assert_array_equal(terms.metrics['clipped_high'], rises)
+  assert rises.any() and not np.any(np.asarray(slope)[rises])
+
+
+def test_the_growth_may_be_a_schedule():
+  batch = batch_of([0, 1, 2])
+  logp = jnp.where(batch.mask, batch.logp_old + 0.25, 0)
+  scheduled = losses.clip_by_age(LOW, HIGH, lambda rollout: 0.5 + rollout)
+  one, other = (
+    slopes(objective, batch, logp)[1]
+    for objective in (scheduled, losses.clip_by_age(LOW, HIGH, 0.5))
+  )
+  np.testing.assert_array_equal(one, other)
+  assert np.any(one != slopes(losses.ppo_clip(LOW, HIGH), batch, logp)[1])
 
 
 def test_what_means_nothing_is_refused():
@@ -109,6 +146,8 @@ def test_what_means_nothing_is_refused():
     (lambda: losses.mask_stale(-1), 'mask_stale got versions=-1'),
     (lambda: losses.mask_stale(1, whole=2), 'mask_stale got whole=2'),
     (lambda: losses.clip_by_age(-0.1), 'clip_by_age got low=-0.1'),
+    (lambda: losses.clip_by_age(1.0), 'clip_by_age got low=1.0'),
+    (lambda: losses.clip_by_age(0.8, 1.28), 'which look like the bounds'),
     (lambda: losses.clip_by_age(growth=float('nan')), 'clip_by_age got growth'),
   ):
     with pytest.raises(ValueError, match=words):

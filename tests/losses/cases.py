@@ -388,11 +388,18 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
     extras={
       'noise': jnp.asarray(case.noise, dtype),
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
-      'age': jnp.asarray(np.floor(5 * case.noise), dtype),
+      'age': jnp.asarray(_age(case), dtype),
       **_turns(case, dtype),
     },
     **of_policies,
   )
+
+
+def _age(case):
+  """Up to 4, and anything where nothing is trained: credit gets it as it is."""
+  anything = np.where(case.noise < 0.5, np.nan, np.inf)
+  owned = case.mask & case.valid[..., None]
+  return np.where(owned, np.floor(5 * case.noise), anything)
 
 
 def _turns(case, dtype):

@@ -43,7 +43,7 @@ WELL = {
     ({'nonfinite_loss': 0.5}, ['loss of 50% of the updates', 'a reward']),
     ({'nonfinite_gradient': 1.0}, ['gradient of 100%', 'the method']),
     ({'nonfinite_update': 0.25}, ['update of 25%', 'optim.lr']),
-    ({'age_2_ess': 0.4}, ['2 rollouts ago', '40%', 'lower sampler.ahead']),
+    ({'age_2_ess': 0.499}, ['2 rollouts ago', '50%', 'lower sampler.ahead']),
     ({'judged': 0.0, 'uniform_groups': 1.0}, ['No completion was judged']),
   ],
 )
@@ -81,8 +81,20 @@ def test_float32_is_advised_where_another_dtype_is_set(dtypes):
 
 def test_in_a_replay_sampler_and_learner_may_differ():
   alarms = alarms_lib.Alarms(LIMITS, replays=True)
-  (sentence,) = alarms({'sampler_gap': 9.0, 'entropy': 0.0})
+  (sentence,) = alarms({'sampler_gap': 9.0, 'age_2_ess': 0, 'entropy': 0.0})
   assert 'Entropy' in sentence
+
+
+def test_of_ages_the_oldest_alone_alarms():
+  """Metrics of ages are there only if something is drawn ahead."""
+  for ahead in (1, 4):
+    limits = about.monitored(runs.small(**{'sampler.ahead': ahead})).limits
+    low = {f'age_{n}_ess': 0.1 for n in range(ahead)}
+    alarms = alarms_lib.Alarms(limits)
+    assert alarms(low) == []
+    (sentence,) = alarms({**low, f'age_{ahead}_ess': 0.1})
+    ago = {1: '1 rollout ago', 4: '4 rollouts ago'}[ahead]
+    assert f'Tokens drawn {ago} are worth 10% as many' in sentence
 
 
 def test_what_another_alarm_says_is_said_once_that_is_gone():

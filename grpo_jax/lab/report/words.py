@@ -402,23 +402,49 @@ _ROWS = {
 } | _MORE
 
 
-# By what comes behind `age_N_` in a name.
+# What is measured for each age N of tokens, by what stands behind `age_N_`.
 _OF_AGE = {
-  'share': ('share of the tokens', '%'),
-  'log_ratio': ('distance from the sampler', 'nats per token'),
-  'kl': ('KL from the sampler', 'nats per token'),
-  'clipped': ('clipped', '%'),
-  'ess': ('effective sample size', '%'),
+  'share': (
+    monitor.Row('share of the tokens', '%'),
+    'Share of the trained tokens.',
+  ),
+  'log_ratio': (
+    monitor.Row('distance from the sampler', _NATS),
+    'Mean distance of the log-probabilities of the policy and of the one that '
+    'drew.',
+  ),
+  'kl': (
+    monitor.Row('KL from the sampler', _NATS),
+    'How far the policy is from the one that drew.',
+  ),
+  'clipped': (
+    monitor.Row('share clipped', '%'),
+    'Share of the tokens without a gradient because they left the trust '
+    'region.',
+  ),
+  'ess': (monitor.Row('effective sample size', '%'), _MEANINGS['ess_token']),
 }
+
+
+def _of_age(name: str) -> tuple[monitor.Row, str] | None:
+  """What a metric of one age is called and means; None: it is of no age."""
+  found = re.fullmatch(r'age_(\d+)_(\w+)', name)
+  if not found or found[2] not in _OF_AGE:
+    return None
+  row, meaning = _OF_AGE[found[2]]
+  age = int(found[1])
+  drawn = {0: 'the policy that learns', 1: 'a policy one rollout older'}
+  by = drawn.get(age, f'a policy {age} rollouts older')
+  return (
+    row._replace(label=f'{row.label}, age {age}'),
+    f'{meaning} Of tokens that {by} has drawn.',
+  )
 
 
 def _row(name: str) -> monitor.Row | None:
   """What a metric is called, and its unit; None: nobody has said it."""
-  found = re.fullmatch(r'age_(\d+)_(\w+)', name)
-  if found and found[2] in _OF_AGE:
-    said, of = _OF_AGE[found[2]]
-    return monitor.Row(f'{said}, drawn {found[1]} versions before', of)
-  return _ROWS.get(name)
+  of_age = _of_age(name)
+  return of_age[0] if of_age else _ROWS.get(name)
 
 
 def label(name: str) -> str:
@@ -452,7 +478,8 @@ def unit(name: str) -> str:
 
 def measured(name: str) -> str:
   """What is measured, with its unit."""
-  said = [_MEANINGS.get(name, '')]
+  of_age = _of_age(name)
+  said = [of_age[1] if of_age else _MEANINGS.get(name, '')]
   if unit(name) not in ('', '%'):
     said.append(f'In {unit(name)}.')
   return ' '.join(filter(None, said))

@@ -61,6 +61,7 @@ def learn_spec(
     braked=True,
     expert_balance=fields.expert_balance,
     compute_all=fields.compute_all,
+    ages=config.sampler.ahead,
   )
   update = UpdateSpec(
     config.seed,
@@ -195,6 +196,7 @@ def _learner(
   braked: bool = False,
   expert_balance: float = 0.0,
   compute_all: bool = True,
+  ages: int = 0,
 ) -> Learner:
   def score(params, layout, with_entropy, forward_mode=False):
     return model.score(
@@ -233,7 +235,7 @@ def _learner(
       coast_steps=config.learner.batches * config.learner.epochs,
       records=braked and fields.moments,
       expects_prefixes=config.log.expected_prefixes,
-      ages=config.sampler.ahead,
+      ages=ages,
       learning_rate=schedule,
     ),
     expert_balance=expert_balance,

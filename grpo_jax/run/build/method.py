@@ -223,24 +223,25 @@ def warnings_of_age(
   # drawn them, whatever the anchor is; see `UpdateSpec.stale`.
   anchor, method = learn.update.anchor, learn.learner.method
   is_old = anchor == 'sampler' or draw.resample_rounds > 0
-  if not draw.pace.ahead:
+  oldest = draw.pace.ahead
+  if not oldest:
     return []
   slope = _slope(method, draw.group, num_rewards, is_old)
   if _corrects(slope):
-    if draw.pace.ahead == 1 or _has_trust_region(slope):
+    if oldest == 1 or _has_trust_region(slope):
       return []
     return [
-      f'With config.sampler.ahead={draw.pace.ahead} tokens come from policies '
-      f'up to {draw.pace.ahead} rollouts older, and the method '
-      f'{learn.method!r} weighs each by its ratio without a limit: such runs '
-      'collapse; give a method with a clip, or with truncate_token_importance.'
+      f'With config.sampler.ahead={oldest} tokens come from policies up to '
+      f'{oldest} rollouts older, and the method {learn.method!r} weighs each '
+      'by its ratio without a limit, so that runs can collapse; give a method '
+      'with a clip, or with truncate_token_importance.'
     ]
   advice = "give learner.anchor='sampler'"
   sampled = _slope(method, draw.group, num_rewards, True)
   if is_old or not _corrects(sampled):
     advice += " and a method with a ratio, such as 'importance_sampling'"
   return [
-    f'With config.sampler.ahead={draw.pace.ahead} completions come from a '
+    f'With config.sampler.ahead={oldest} completions come from a '
     f'policy that is older, and learner.anchor={anchor!r} with the method '
     f'{learn.method!r} learns from them as if the policy itself had drawn '
     f'them, which is biased; {advice}.'
@@ -279,7 +280,13 @@ def _slope(
     # It differs from token to token, else dividing by its mean would cancel it.
     sampler = logp - gap * jax.lax.broadcasted_iota(logp.dtype, logp.shape, 2)
     batch = losses.make_batch(
-      tokens == 0, reward, tokens=tokens, reward_parts=parts
+      tokens == 0,
+      reward,
+      tokens=tokens,
+      reward_parts=parts,
+      logp_ref=logp,  # so that penalties are 0, whatever weighs them
+      # At the youngest age: what drops older tokens does not correct these.
+      extras={'age': jnp.full(tokens.shape, gap > 0, logp.dtype)},
     )
     batch = losses.check_batch(losses.with_required(method, batch))
     batch = batch._replace(
@@ -295,7 +302,7 @@ def _slope(
 
 
 def _corrects(slope: Slope | None) -> bool:
-  """Whether the gradient depends on the policy that has drawn."""
+  """Whether the gradient depends on which policy has drawn."""
   return slope is None or bool(jnp.any(slope(0.0) != slope(0.3)))
 
 
@@ -306,6 +313,9 @@ def _has_trust_region(slope: Slope | None) -> bool:
   """
   if slope is None:
     return True
-  near, far = (np.abs(slope(gap)) for gap in (0.0, 2.0))
   rises = np.asarray(slope(0.0)) < 0
-  return bool(far[rises].max(initial=0) <= 10 * near[rises].max(initial=0))
+  # Ratios of up to e^6 and e^12. A limit lies below, if there is one.
+  near, far = (
+    np.max(np.abs(slope(gap)), where=rises, initial=0) for gap in (2.0, 4.0)
+  )
+  return bool(far <= 10 * near)

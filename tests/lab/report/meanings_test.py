@@ -21,6 +21,39 @@ def test_effective_sample_size_says_what_is_counted():
   assert said.startswith('How many tokens of equal weight would tell as much')
 
 
+@pytest.mark.parametrize(
+  'end, unit',
+  [
+    ('share', '%'),
+    ('log_ratio', 'nats per token'),
+    ('kl', 'nats per token'),
+    ('clipped', '%'),
+    ('ess', '%'),
+  ],
+)
+def test_a_metric_of_an_age_says_who_drew(end, unit):
+  labels = set()
+  for age, who in (
+    (0, 'the policy that learns'),
+    (1, 'a policy one rollout older'),
+    (12, 'a policy 12 rollouts older'),
+  ):
+    name = f'age_{age}_{end}'
+    assert words.label(name).endswith(f', age {age}')
+    labels.add(words.label(name))
+    assert words.unit(name) == unit
+    said = words.measured(name)
+    assert f'Of tokens that {who} has drawn.' in said
+    assert said.endswith('In nats per token.') == (unit != '%')
+  assert len(labels) == 3
+
+
+def test_a_metric_of_ones_own_has_its_own_name():
+  assert words.label('age_of_records') == 'age of records'
+  assert words.label('age_1_other') == 'age 1 other'
+  assert words.measured('age_1_other') == ''
+
+
 def test_the_difference_of_halves_says_what_it_is_for():
   assert words.label('geometry_within').startswith('dependence on')
   said = words.measured('geometry_within')

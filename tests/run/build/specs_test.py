@@ -13,6 +13,7 @@ import pytest
 from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax.mesh import sharding
+from grpo_jax.rollouts import sources
 import grpo_jax.run
 from grpo_jax.run.build import build
 from grpo_jax.run.build import learner as build_learner
@@ -82,7 +83,11 @@ ROWS = {
   'draw.retire_solved': 'sampler.retire_solved',
   'draw.right_reward': 'evaluation.right_reward',
   'draw.shuffles': 'shuffle_rewards',
-  'draw.ahead': 'sampler.ahead',
+  'draw.pace': lambda config: sources.Pace(
+    config.sampler.ahead,
+    config.generator.every,
+    config.generator.updates == 'inflight',
+  ),
   'evaluation.every_steps': 'evaluation.every_steps',
   'evaluation.examples': 'evaluation.examples',
   'evaluation.answer': 'evaluation.answer',
@@ -122,6 +127,7 @@ ROWS = {
       updates(config),
       config.optim.moments,
       config.log.expected_prefixes,
+      config.sampler.ahead,
       config.learner.expert_balance,
       config.learner.compute_all,
       # At the end of the rise.
@@ -157,6 +163,7 @@ ROWS = {
       updates(config),
       False,
       config.log.expected_prefixes,
+      0,  # ages
       0.0,
       True,
       pytest.approx(config.warm_up.lr, 1e-5),
@@ -199,6 +206,7 @@ def numbers(name, value, config):
     value.measuring.coast_steps,
     value.measuring.records,
     value.measuring.expects_prefixes,
+    value.measuring.ages,
     value.expert_balance,
     value.compute_all,
     float(value.measuring.learning_rate(peak)),
