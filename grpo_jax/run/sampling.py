@@ -65,7 +65,7 @@ def _weights(run: build.Run, updater: Updater) -> Weights:
 
 def abstract_snapshot(run: build.Run, updater: Updater) -> Any:
   """Shapes, dtypes and shardings of what draws rollouts of an older version."""
-  if run.config.generator.listen:
+  if run.jobs.listen:
     return offers(run, updater).abstract()
   return _weights(run, updater).abstract()
 
@@ -98,7 +98,7 @@ def source(
     )
     # Evaluations are drawn even so, and not always where the learner is.
     load = functools.partial(_load, run, updater)
-    if run.config.generator.devices:
+    if run.draws_ahead:
       load = _Here(run, _weights(run, updater)).put
     return AtOnce(draw, load, run.engine.unload, wait)
   if not run.draws_ahead:

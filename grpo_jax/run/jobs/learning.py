@@ -113,8 +113,10 @@ def collect(
   return drawing.joined(desk.draw(jobs, run.check), at_once=True)
 
 
-def elsewhere(desk: desk_lib.Desk, run: build.Run) -> build.Run:
-  """The run, for which generators draw."""
+def elsewhere(desk: desk_lib.Desk | None, run: build.Run) -> build.Run:
+  """The run, for which generators draw, if there is a desk."""
+  if desk is None:
+    return run
   return dataclasses.replace(run, collect=functools.partial(collect, desk, run))
 
 
@@ -143,7 +145,7 @@ def opened(
   Raises:
     ValueError: The address, or the secret, cannot be used.
   """
-  fields = run.config.generator
+  fields = run.jobs
   check(run.config)
   signer = wire.Signer(secret_of(fields.secret))
   host, port = address_of(fields.listen)
