@@ -250,7 +250,7 @@ def _jobs(
   offers = sampling.offers(run, updater)
   workdir = pathlib.Path(start.workdir)
   opened = learning_jobs.opened(
-    run, offers, frozen, workdir, screen.line, start.stop
+    run, offers, frozen, workdir, screen.line, start.stop, start.peers
   )
   return sampling.Jobs(stack.enter_context(opened), offers)
 
