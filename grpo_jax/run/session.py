@@ -106,8 +106,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
-    if not _has_jobs(run, start):
-      run = _with_processes(run, stack)
+    run = _with_processes(run, start, stack)
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
@@ -136,8 +135,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     jobs = _jobs(stack, run, updater, frozen, start, screen)
     source = sampling.source(run, updater, replay, wait, jobs)
     stack.callback(source.close)
-    if jobs is not None:
-      run = learning_jobs.elsewhere(jobs.desk, run)
+    run = run if jobs is None else learning_jobs.elsewhere(jobs.desk, run)
     yield (
       Session(
         run,
@@ -258,8 +256,12 @@ def _jobs(
   return sampling.Jobs(stack.enter_context(opened), offers)
 
 
-def _with_processes(run: build.Run, stack: contextlib.ExitStack) -> build.Run:
+def _with_processes(
+  run: build.Run, start: Start, stack: contextlib.ExitStack
+) -> build.Run:
   """The run with what judges and plays for it in processes of their own."""
+  if _has_jobs(run, start):  # which have theirs
+    return run
   # Early, so that they import the judges while this process compiles.
   workers = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
   player = stack.enter_context(build_environment.player(run.environment))

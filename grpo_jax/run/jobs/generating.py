@@ -223,8 +223,8 @@ class Generator:
   def _ask(self) -> dict[str, Any]:
     """Joins, if the learner does not know this generator; asks for a part."""
     if self._word is None:
-      self._word = self._learner.ask('/join', self._join)['word']
-      self._beats = calls.Beats(self._learner, self._word)
+      self._word = word = str(self._learner.ask('/join', self._join)['word'])
+      self._beats = calls.Beats(self._learner, word)
     return self._learner.ask('/take', {'word': self._word})
 
   def _forget(self) -> None:

@@ -85,7 +85,7 @@ def reached_at(host: str) -> str:
     host: At which it listens; may stand for all addresses.
   """
   if host not in ('0.0.0.0', '::', ''):
-    return socket.getaddrinfo(host, None)[0][4][0]
+    return str(socket.getaddrinfo(host, None)[0][4][0])
   # No packet is sent: the system tells which address it would use.
   with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
     try:

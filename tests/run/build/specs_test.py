@@ -275,5 +275,5 @@ def test_below_build_nothing_reads_a_config():
           readers.add(path.name)
   assert readers == {
     'bare.py', 'export.py', 'loop.py', 'policy.py', 'session.py',
-    'objects.py', 'records.py', 'workdir.py',
+    'objects.py', 'records.py', 'workdir.py', 'here.py',
   }  # fmt: skip
