@@ -46,8 +46,11 @@ class Draws:
   def __init__(self, before=lambda job, check: None):
     self.before, self.versions, self.jobs = before, [], []
 
-  def load(self, version, start):
+  def fetch(self, version, start):
     self.versions.append(version)
+
+  def load(self, version, start):
+    assert self.versions[-1] == version
 
   def draw(self, job, check, newest):
     self.jobs.append(job)
