@@ -13,6 +13,7 @@ from grpo_jax.commands.arguments import Arguments
 from grpo_jax.config import Config
 from grpo_jax.planning import against
 from grpo_jax.planning import compiling
+from grpo_jax.planning import division
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import roofline
 from grpo_jax.planning import search
@@ -62,6 +63,15 @@ def run(arguments: Arguments) -> None:
     )
   config = with_mesh(arguments.config, arguments.mesh, arguments.num_slices)
   topology = topologies.named(arguments.topology, config.mesh.slices)
+  if arguments.split:
+    reached = _reached(arguments.reached)
+    print('trying all divisions by arithmetic', file=sys.stderr, flush=True)
+    found = division.divide(config, topology, reached)
+    if write:
+      write([division_json(one) for one in found])
+    else:
+      show_divisions(found, reached)
+    return
   if not number:
     made = plans.plan(config, topology, estimate=True)
     if not write:
@@ -87,6 +97,91 @@ def run(arguments: Arguments) -> None:
   else:
     show_ranked(ranked)
     show(ranked[0].plan, price)
+
+
+def _reached(typed: str) -> division.Reached:
+  """The shares of `--reached`.
+
+  Raises:
+    ValueError: They are no shares.
+  """
+  if not typed:
+    return division.Reached()
+  try:
+    sampling, learning = map(float, typed.split(','))
+  except ValueError:
+    sampling = learning = math.nan
+  if not (0 < sampling <= 1 and 0 < learning <= 1):
+    raise ValueError(
+      f'--reached={typed} are no two shares; give numbers up to 1, that of '
+      'sampling and that of learning, as in --reached=0.5,0.4.'
+    )
+  return division.Reached(sampling, learning)
+
+
+def division_json(one: division.Division) -> dict[str, Any]:
+  """A division, for a program to read."""
+  return {
+    'sampling_devices': one.sampling,
+    'fits': one.plan.fits,
+    'draw_secs': one.draw_secs,
+    'learn_secs': one.learn_secs,
+    'sync_secs': one.sync_secs,
+    'sync_gib': one.plan.counted.weights.published / GIB * bool(one.sampling),
+    'step_secs': one.step_secs,
+    'waits': one.waits,
+    'flags': flags_of_division(one),
+  }
+
+
+def flags_of_division(one: division.Division) -> str:
+  """The flags that give a run a division."""
+  config = one.config
+  values = {
+    'generator.devices': one.sampling,
+    'sampler.ahead': config.sampler.ahead,
+    'sampler.tensor': config.sampler.tensor,
+  }
+  more = (f'--config.{name}={n}' for name, n in values.items())
+  return ' '.join([*more, flags_of(config)])
+
+
+def show_divisions(
+  found: Sequence[division.Division], reached: division.Reached
+) -> None:
+  """Prints divisions of the devices, the best first."""
+  names = (
+    'sample', 'learn', 'mesh', 'tensor', 'draw', 'learn for', 'send', 'step',
+    'waits', 'fits',
+  )  # fmt: skip
+  shown = printing.table(names)
+  for one in found[:_MOST_SHOWN]:
+    made, number = one.plan, one.plan.counted.mesh.size
+    sampling = made.counted.sampling_mesh
+    shown.add_row(
+      str(one.sampling or number),
+      str(number),
+      ','.join(f'{k}={n}' for k, n in made.mesh.items() if n > 1) or '1',
+      str(sampling.shape['tensor']),
+      *(
+        f'{x:.3g} s'
+        for x in (one.draw_secs, one.learn_secs, one.sync_secs, one.step_secs)
+      ),
+      one.waits or 'in turn',
+      'yes' if made.fits else 'no',
+    )
+  best, (turn, *_) = found[0], [one for one in found if not one.sampling]
+  published = best.plan.counted.weights.published / GIB
+  printing.show(
+    shown,
+    'Devices that sample and that learn, the mesh of these, and over how many '
+    'the others split the weights. Seconds of a rollout with its updates: '
+    f'bounds by arithmetic, of which sampling is assumed to reach '
+    f'{reached.sampling:.0%} and learning {reached.learning:.0%} (--reached).',
+    f'The best is {turn.step_secs / best.step_secs:.2f} times as fast as all '
+    f'devices in turn; a version that is sent has {published:.2f} GiB.',
+    f'The first with {flags_of_division(best)}',
+  )
 
 
 def _announce(made: Plan) -> None:

@@ -117,8 +117,8 @@ COMMANDS = {
     'plan:run',
     'Tells what a run would need on machines that are not there.',
     (
-      'config', 'topology', 'num_slices', 'mesh', 'estimate', 'search', 'price',
-      'against', 'json', 'verbose',
+      'config', 'topology', 'num_slices', 'mesh', 'estimate', 'search', 'split',
+      'reached', 'price', 'against', 'json', 'verbose',
     ),
   ),
   'doctor': Command(
@@ -189,6 +189,18 @@ FLAGS = {
     'Try all meshes by arithmetic, and compile the best until so many fit.',
     int,
     0,
+  ),
+  'split': Flag(
+    'Try all ways to divide the devices between sampling and learning, by '
+    'arithmetic.',
+    bool,
+    False,
+  ),
+  'reached': Flag(
+    'Which shares of their bounds sampling and learning are assumed to reach '
+    'by --split, as in 0.5,0.4; --against tells those of a run.',
+    str,
+    '',
   ),
   'price': Flag('Of a chip for an hour, to tell what tokens cost.', float),
   'against': Flag(

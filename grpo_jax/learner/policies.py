@@ -86,7 +86,9 @@ def with_policies(
   requires = learner.method.requires
   batch, shape = rollout.batch, rollout.batch.mask.shape
   # Whole completions: caches keep what older policies have read.
-  older = (np.asarray(batch.version) < step) & np.asarray(batch.mask)
+  mask = np.asarray(batch.mask)
+  older = np.asarray(batch.version) < step
+  older &= mask | ~mask.any(-1, keepdims=True)
   fresh = np.broadcast_to(~older.any(-1, keepdims=True), shape)
   extras = {**batch.extras, 'fresh': fresh}
   if 'turn' in extras:  # episodes: the contexts of their turns are compared
@@ -99,7 +101,7 @@ def with_policies(
     noise = rng.random((shape[2], *shape[:2]), np.float32)
     extras['noise'] = np.moveaxis(noise, 0, -1)
   if 'age' in requires or learner.measuring.ages:
-    age = (step - np.asarray(batch.version)) * np.asarray(batch.mask)
+    age = (step - np.asarray(batch.version)) * mask
     extras['age'] = age.astype(np.float32)
   # `credit` asks for the field already; `train_step` puts in the number.
   if 'updates_done' in requires:

@@ -39,21 +39,20 @@ def crossing(near: Mesh, far: Mesh, shapes: Any, place: Any) -> Crossing:
     near: The mesh that sends.
     far: The one that receives. It is `near`, or has none of its devices.
     shapes: Of the arrays, a tree.
-    place: Where they are to lie in the end, shardings on `far`. What has one
-      device, and is not sent, lies there at once.
+    place: Where they are to lie in the end, shardings on `far`. On one device
+      they lie there at once.
   """
   if near.size == far.size == 1 and (near.devices == far.devices).all():
     return Crossing(place, place)
   parts = math.gcd(near.size, far.size)
-  both = [_in_parts(mesh, parts) for mesh in (near, far)]
-  return Crossing(
-    *(
-      jax.tree.map(
-        lambda x, mesh=mesh: NamedSharding(mesh, cut(x.shape, parts)), shapes
-      )
-      for mesh in both
+
+  def in_parts(mesh):
+    mesh = _in_parts(mesh, parts)
+    return jax.tree.map(
+      lambda x: NamedSharding(mesh, cut(x.shape, parts)), shapes
     )
-  )
+
+  return Crossing(in_parts(near), place if far.size == 1 else in_parts(far))
 
 
 def cut(shape: Sequence[int], parts: int) -> PartitionSpec:

@@ -14,11 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax import models
 from grpo_jax.learner import layouts
 from grpo_jax.learner import offload
+from grpo_jax.mesh import crossing
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
 from grpo_jax.models import experts as experts_lib
@@ -91,7 +93,10 @@ class Weights:
     host_reference: In the memory of the host.
     frozen: Of what adapters leave alone.
     older: Of the trained parameters of further versions by which rollouts may
-      be drawn ahead, as decoding reads them; 0 if none are.
+      be drawn ahead, as decoding reads them; 0 if none are. On devices that
+      sample alone all versions are cut over these devices.
+    published: Of the trained parameters as they are published, on all devices
+      together.
     gathered: In the compute dtype, gathered.
     sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
@@ -117,6 +122,7 @@ class Weights:
   host_moments: int = 0
   host_reference: int = 0
   older: int = 0
+  published: int = 0
 
   @property
   def state(self) -> int:
@@ -182,9 +188,36 @@ def count_weights(parts: Abstract) -> Weights:
     scattered=on_device(over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
-    older=run.draw.pace.ahead
-    * on_device(build_model.split(parts.engine.model, read).trained),
+    older=_older(parts, build_model.split(parts.engine.model, read).trained),
+    published=sum(
+      math.prod(x.shape) * x.dtype.itemsize
+      for x in jax.tree.leaves(
+        build_model.split(parts.engine.model, read).trained
+      )
+    ),
   )
+
+
+def _older(parts: Abstract, trained: Any) -> int:
+  """See `Weights.older`.
+
+  Args:
+    parts: See `count_weights`.
+    trained: As decoding reads it.
+  """
+  ahead = parts.run.draw.pace.ahead
+  if not parts.run.config.generator.devices:
+    return ahead * on_device(trained)
+  cut = math.gcd(parts.run.mesh.size, parts.run.sampling_mesh.size)
+  landed = sum(
+    math.prod(x.shape)
+    * x.dtype.itemsize
+    // (1 if crossing.cut(x.shape, cut) == PartitionSpec() else cut)
+    for x in jax.tree.leaves(trained)
+  )
+  if parts.run.sampling_mesh.size == 1:
+    return ahead * landed  # decoding reads them where they land
+  return (ahead + 1) * landed
 
 
 def recomputed(model: models.ModelConfig) -> float:
@@ -339,6 +372,8 @@ class Arithmetic:
     self.config = parts.run.config
     self.mesh = parts.run.mesh
     self.sampling_mesh: Any = parts.engine.mesh
+    # Whether some devices sample while the others learn.
+    self.apart = self.config.generator.devices > 0
     self.platform = sharding.platform(self.mesh)
     self.model = as_computed(parts.model, self.platform)
     self.weights = count_weights(parts)
@@ -481,7 +516,8 @@ class Arithmetic:
   def held(self, program: str) -> dict[str, float]:
     """What the sampler holds when a program begins, bytes by part.
 
-    Drawing ahead, it holds weights and caches while updates run too.
+    Drawing ahead on the same device, it holds weights and caches while updates
+    run too.
     """
     weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
@@ -495,7 +531,10 @@ class Arithmetic:
       'regroup': weights | cache | admitted,
       'prepare': {},
     }.get(
-      program, weights | cache | admitted if self.config.sampler.ahead else {}
+      program,
+      weights | cache | admitted
+      if self.config.sampler.ahead and not self.apart
+      else {},
     )
 
   def arguments(self, program: str) -> float:
@@ -672,7 +711,11 @@ class Arithmetic:
     return rows * self.rows.prompts, completions
 
   def _forward(
-    self, prompts: float, completions: float, attention: bool = True
+    self,
+    prompts: float,
+    completions: float,
+    attention: bool = True,
+    mesh: Any = None,
   ) -> tuple[float, float]:
     """FLOPs of a forward pass, on one device.
 
@@ -680,6 +723,7 @@ class Arithmetic:
       prompts: How many are read.
       completions: How many go on from a prompt.
       attention: Whether to count scores and weighted values.
+      mesh: Over which they are divided; None: the learner's.
 
     Returns:
       Those of the layers, and those of the output layer.
@@ -692,21 +736,22 @@ class Arithmetic:
 
     layers = prompts * flops(in_prompt) + completions * flops(in_completion)
     head = completions * (flops(in_completion, True) - flops(in_completion))
-    return float(layers / self.mesh.size), float(head / self.mesh.size)
+    devices = (mesh or self.mesh).size
+    return float(layers / devices), float(head / devices)
 
   def attention_flops(self, program: str) -> float:
     """Of `work`, what scores and weighs keys; it has no weights to freeze."""
-    passes = 1.0
+    passes, mesh = 1.0, self.sampling_mesh
     if program == 'decode':
       counted = 0.0, self._drawn * self.group
     elif program in LEARNING_STEPS or program.startswith('score'):
-      counted = self._in_rows
+      counted, mesh = self._in_rows, self.mesh
       if program in LEARNING_STEPS:
         passes = 3.0 + (self.model.remat in ('layer', 'offload'))
     else:
       return 0.0
     whole, without = (
-      self._forward(*counted, seen)[0] for seen in (True, False)
+      self._forward(*counted, seen, mesh)[0] for seen in (True, False)
     )
     return passes * (whole - without)
 
@@ -750,7 +795,8 @@ class Arithmetic:
       seen = self._cache(prompts, 0, self.tokens)
       seen += self._cache(0, rows, self.tokens) / 2
       weights = self._read(here * self.group) * self._sampled_share
-      made = Work(sum(self._forward(0, rows)), self.tokens * (weights + seen))
+      flops = sum(self._forward(0, rows, mesh=mesh))
+      made = Work(flops, self.tokens * (weights + seen))
       tokens = here * self.group * self.tokens
       return made + self._activations_sent(tokens, mesh=mesh)
     if program in ('prefill', 'read'):
@@ -759,7 +805,7 @@ class Arithmetic:
         here = prompts / sharding.row_shards(mesh)
       tokens = here * self.prompt_tokens
       weights = self._read(tokens) * self._sampled_share
-      made = Work(self._forward(prompts, 0)[0], weights)
+      made = Work(self._forward(prompts, 0, mesh=mesh)[0], weights)
       return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'grow':
       caches = (self._first_cache(columns) for columns in self.rooms[-2:])

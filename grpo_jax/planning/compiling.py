@@ -285,8 +285,9 @@ def lowered(
   Raises:
     ValueError: It cannot be built; the message says why.
   """
-  mesh = topologies.mesh(topology, config.mesh)
-  return lowerings(build.abstract(config, mesh))[program]()
+  own = config.generator.devices
+  mesh, devices = topologies.mesh(topology, config.mesh, own)
+  return lowerings(build.abstract(config, mesh, devices))[program]()
 
 
 def lowerings(parts: build.Abstract) -> dict[str, Callable[[], Lowered]]:
@@ -422,7 +423,7 @@ def _only_lowered(
 ) -> Compiled:
   """What the program tells before it is compiled."""
   start = time.monotonic()
-  mesh = topologies.mesh(topology, config.mesh)
+  mesh, _ = topologies.mesh(topology, config.mesh, config.generator.devices)
   parts = []
   try:
     with without_a_gpu():

@@ -131,9 +131,24 @@ class Plan:
     }
 
   @property
+  def draw_secs(self) -> float:
+    """The least time to draw a rollout."""
+    return self._secs(lambda name: name not in LEARNING)
+
+  @property
+  def learn_secs(self) -> float:
+    """The least time of its updates."""
+    return self._secs(lambda name: name in LEARNING)
+
+  def _secs(self, counts: Callable[[str], bool]) -> float:
+    secs = self.secs().items()
+    return sum(roofline.bound(of)[0] for name, of in secs if counts(name))
+
+  @property
   def bound_secs(self) -> float:
     """The least time of a rollout with its updates."""
-    return sum(roofline.bound(of)[0] for of in self.secs().values())
+    both = self.draw_secs, self.learn_secs
+    return max(both) if self.counted.apart else sum(both)
 
   @property
   def tokens_per_sec(self) -> float:
@@ -169,7 +184,8 @@ def plan(
   Raises:
     ValueError: The run cannot be built on these machines, or libtpu is missing.
   """
-  mesh = topologies.abstract_mesh(topology, config.mesh)
+  own = config.generator.devices
+  mesh = topologies.abstract_mesh(topology, config.mesh, own)
   counted = Arithmetic(build.abstract(config, mesh), topology.joined)
   programs = tuple(
     plan_program(counted, name, number, None)
@@ -196,7 +212,8 @@ def compiled(
   """
   config, topology = made.counted.config, made.topology
   if topology.is_tpu:
-    topologies.mesh(topology, config.mesh)  # raises before minutes are spent
+    # Raises before minutes are spent.
+    topologies.mesh(topology, config.mesh, config.generator.devices)
   begin(made)
   requests = [
     compiling.Request(
@@ -223,10 +240,12 @@ def count_calls(counted: Arithmetic) -> dict[str, int]:
   """
   update, schedule = counted.parts.updater, counted.schedule
   starts = counted.starts
+  # Where others sample, the learner's part of it is that of `divide`.
+  calls = {} if counted.apart else {'prepare': 1}
   if counted.pools:
-    calls = {'prepare': 1, 'read': counted.reads, 'decode': starts}
+    calls |= {'read': counted.reads, 'decode': starts}
   else:
-    calls = {'prepare': 1, 'prefill': starts, 'decode': starts}
+    calls |= {'prefill': starts, 'decode': starts}
     if len(counted.rooms) > 1:
       calls['grow'] = starts * (len(counted.rooms) - 1)
     if schedule.sizes:
@@ -236,6 +255,9 @@ def count_calls(counted: Arithmetic) -> dict[str, int]:
   if update.spec.watch_steps > 1:
     calls['watched_step'] = 0
   return {**calls, 'train_step': counted.updates}
+
+
+_OF_LEARNER = 'parameters', 'moments', 'reference'  # parts of memory
 
 
 def plan_program(
@@ -251,6 +273,14 @@ def plan_program(
     'older parameters': float(weights.older),
     **counted.held(name),
   }
+  if counted.apart:  # each device has what its own programs need
+    older = {'older parameters'}
+    learns = name in LEARNING
+    there = {
+      part: size
+      for part, size in there.items()
+      if (part in _OF_LEARNER) == learns and not (learns and part in older)
+    }
   needs = counted.memory(name)
   work = counted.work(name)
   if result is None or result.error or result.only_lowered:

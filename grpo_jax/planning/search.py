@@ -13,7 +13,7 @@ from grpo_jax.config import plain_text
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning.topologies import Topology
 
-_MOST_SENDING = 16  # `tensor` and `expert`: both send activations in each layer
+MOST_SENDING = 16  # `tensor` and `expert`: both send activations in each layer
 _ERROR = 1.15  # of an estimate of memory
 _HOPELESS = 1.5  # an estimate this much above the memory is not compiled
 
@@ -59,7 +59,7 @@ def best(
   # Experts are split if the model has some, which the first plan tells.
   for one in itertools.chain.from_iterable(
     candidates(config, topology, size)
-    for size in _divisors(_MOST_SENDING)
+    for size in divisors(MOST_SENDING)
     if size == 1 or (counted and counted[0].plan.counted.model.experts)
   ):
     try:
@@ -111,7 +111,7 @@ def _rank(one: Candidate) -> tuple[bool, bool, float, float]:
 
 
 def candidates(
-  config: Config, topology: Topology, expert: int = 1
+  config: Config, topology: Topology, expert: int = 1, apart: int = 0
 ) -> Iterator[Config]:
   """All configs that are tried: meshes, micro-batches, completions of a row.
 
@@ -119,15 +119,18 @@ def candidates(
     config: Of the run.
     topology: The machines.
     expert: Over how many devices experts are split.
+    apart: How many devices sample alone; of several slices whole ones.
   """
-  in_slice = topology.number // topology.slices
-  tensors = [size for size in _divisors(in_slice) if size <= _MOST_SENDING]
-  for tensor, fsdp in itertools.product(tensors, _divisors(in_slice)):
+  number = topology.number - apart
+  slices = topology.slices - apart * topology.slices // topology.number
+  in_slice = number // slices
+  tensors = [size for size in divisors(in_slice) if size <= MOST_SENDING]
+  for tensor, fsdp in itertools.product(tensors, divisors(in_slice)):
     data, rest = divmod(in_slice, tensor * expert * fsdp)
     if rest or not data:
       continue
-    mesh = Mesh(data, fsdp, tensor, expert, slices=topology.slices)
-    shards = data * fsdp * expert * topology.slices
+    mesh = Mesh(data, fsdp, tensor, expert, slices=slices)
+    shards = data * fsdp * expert * slices
     rows = {config.learner.micro_rows, shards}
     of_row = {config.learner.row_completions, *_row_choices(config, shards)}
     for micro_rows, per_row in itertools.product(rows, of_row):
@@ -158,9 +161,10 @@ def _row_choices(config: Config, shards: int) -> tuple[int, ...]:
   if learner.layout not in ('auto', 'shared'):
     return ()  # other layouts have no such choice
   completions = config.sampler.prompts // learner.batches * config.sampler.group
-  sizes = _divisors(config.sampler.group)
+  sizes = divisors(config.sampler.group)
   return 1, max([1] + [size for size in sizes if completions // size >= shards])
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+  """All of them, ascending."""
   return [size for size in range(1, number + 1) if number % size == 0]

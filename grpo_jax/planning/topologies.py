@@ -177,30 +177,51 @@ def named(name: str, slices: int = 1) -> Topology:
   return Topology(name, chip, tuple(map(int, sizes)), slices)
 
 
-def mesh(topology: Topology, wanted: MeshConfig) -> Mesh | AbstractMesh:
-  """The mesh of a config over a topology.
+def mesh(
+  topology: Topology, wanted: MeshConfig, apart: int = 0
+) -> tuple[Mesh | AbstractMesh, Sequence[Any] | None]:
+  """The learner's mesh of a config over a topology.
 
   Args:
     topology: With a compiler, the mesh has its devices; else shapes alone.
     wanted: The sizes.
+    apart: How many devices, the last, sample alone.
+
+  Returns:
+    The mesh, and the devices that sample alone; None without a compiler, or if
+    there are none.
 
   Raises:
     ValueError: The sizes do not fit the topology, or libtpu is not there.
   """
   sizes = dataclasses.asdict(wanted)
-  if topology.is_tpu:
-    return sharding.make_mesh(**sizes, devices=devices(topology))
-  return abstract_mesh(topology, wanted)
+  if not topology.is_tpu:
+    return abstract_mesh(topology, wanted, apart), None
+  found = devices(topology)
+  if not apart:
+    return sharding.make_mesh(**sizes, devices=found), None
+  learning, sampling = found[:-apart], found[-apart:]
+  return sharding.make_mesh(**sizes, devices=learning), sampling
 
 
-def abstract_mesh(topology: Topology, wanted: MeshConfig) -> AbstractMesh:
+def abstract_mesh(
+  topology: Topology, wanted: MeshConfig, apart: int = 0
+) -> AbstractMesh:
   """The mesh of a config with shapes alone, for which nothing is compiled.
 
   Raises:
     ValueError: The sizes do not fit the topology.
   """
+  if apart >= topology.number:
+    raise ValueError(
+      f'config.generator.devices={apart}, but {topology.name} has '
+      f'{topology.number} devices, and one at least learns; give at most '
+      f'{topology.number - 1}.'
+    )
   shape = sharding.mesh_shape(
-    topology.number, **dataclasses.asdict(wanted), processes=topology.hosts
+    topology.number - apart,
+    **dataclasses.asdict(wanted),
+    processes=1 if apart else topology.hosts,
   )
   maker = '' if topology.is_tpu else 'NVIDIA '
   return mesh_of_shapes(

@@ -112,7 +112,8 @@ def _cache(counted: Arithmetic) -> Iterator[str]:
 
 def _idle(counted: Arithmetic, devices: int) -> Iterator[str]:
   """Devices that have nothing to do."""
-  if rest := devices - counted.mesh.size:
+  used = counted.mesh.size + counted.apart * counted.sampling_mesh.size
+  if rest := devices - used:
     yield (
       f'Idle: {rest} of {devices} devices are not in the mesh; give data=-1 '
       'for all.'

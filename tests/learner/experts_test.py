@@ -272,7 +272,7 @@ def test_the_sampler_keeps_routers_in_float32():
   model = models.Transformer(HALF)
   engine = LocalEngine(model, (8,), (3,))
   engine.load(tiny.params(model), version=0)
-  block = engine._params['layers'][0]['experts']
+  block = engine._held.now[0]['layers'][0]['experts']
   assert block['router'].dtype == jnp.float32
   assert block['gate'].dtype == jnp.bfloat16
 

@@ -76,9 +76,9 @@ def test_weights_take_the_bytes_that_they_take(changes):
   assert found.moments == on_first(state.opt_state)
   assert found.reference == on_first(state.reference)
   assert found.frozen == on_first(update.frozen)
-  assert found.gathered == on_first(made.engine._params)
-  head = made.engine._params.get('head', made.engine._params['embedding'])
-  assert found.head == on_first(head)
+  read, _ = made.engine._held.now
+  assert found.gathered == on_first(read)
+  assert found.head == on_first(read.get('head', read['embedding']))
   assert found.state == on_first([state[:2], state.reference, update.frozen])
 
 

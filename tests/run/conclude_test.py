@@ -85,6 +85,9 @@ class Noted:
   def paused(self):
     return contextlib.nullcontext()
 
+  def receipt(self):
+    return Receipt()
+
   def _nothing(self, *_):
     """Of what else a session is asked."""
 

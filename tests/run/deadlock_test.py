@@ -53,7 +53,9 @@ def programs(monkeypatch):
   jax.clear_caches()
 
 
-@pytest.mark.parametrize('updates', ['between', 'inflight'])
+@pytest.mark.parametrize(
+  'updates', ['inflight', pytest.param('between', marks=pytest.mark.long)]
+)
 def test_1_and_2_each_device_has_one_thread_and_each_program_one_mesh(
   updates, programs, tmp_path
 ):
@@ -162,6 +164,7 @@ def test_7_an_episode_that_hangs_is_ended_by_its_own_limit(tmp_path):
   assert all(record['judged'] == 1 - f for record, f in zip(records, failed))
 
 
+@pytest.mark.long
 def test_the_thread_that_draws_evaluates_too(programs, tmp_path):
   """Or nobody else draws meanwhile: evaluations wait for what is drawn."""
   config = generator_test.apart(**generator_test.RESUMED)

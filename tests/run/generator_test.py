@@ -127,8 +127,6 @@ def delayed(monkeypatch, seed):
 @pytest.mark.parametrize(
   'meshes, changes',
   [
-    ('4+4', {'sampler.ahead': 2}),
-    ('6+2', {'sampler.ahead': 1}),
     ('2+6', {'sampler.ahead': 3}),
     ('4+4', {'sampler.ahead': 2, 'generator.every': 2, 'lora.rank': 2}),
     *(
@@ -233,8 +231,13 @@ def test_a_run_goes_on_wherever_it_was_stopped(
 @pytest.mark.parametrize(
   'changes',
   [
-    {'generator.devices': 6, 'mesh.fsdp': 1, 'mesh.tensor': 2},
-    {'generator.devices': 3, 'mesh.fsdp': 1},
+    pytest.param(
+      {'generator.devices': 6, 'mesh.fsdp': 1, 'mesh.tensor': 2},
+      marks=pytest.mark.long,
+    ),
+    pytest.param(
+      {'generator.devices': 3, 'mesh.fsdp': 1}, marks=pytest.mark.long
+    ),
     {'generator.devices': 0, 'mesh.fsdp': 1},
   ],
   ids=['others', 'one', 'shared'],
@@ -251,6 +254,7 @@ def test_what_was_drawn_ahead_is_restored_on_another_mesh(changes, tmp_path):
   assert ages == [0, 1, 2, 3, 3, 3, 3, 3]
 
 
+@pytest.mark.long
 def test_evaluations_are_of_the_newest_version(whole, tmp_path):
   config = apart(**RESUMED, **{'checkpoint.keep_last': 9})
   loop.train(config, tmp_path)
@@ -298,6 +302,7 @@ def test_inflight_tokens_are_of_several_versions_and_a_replay_repeats_it(
     np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
+@pytest.mark.long
 def test_compilations_end_when_the_shapes_have_been_seen(
   own_programs, tmp_path
 ):

@@ -74,4 +74,4 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_all_alike(
 def test_a_checkpoint_of_earlier_code_names_the_version_that_reads_it():
   host = {'versions': {'packages': {'grpo_jax': '0.0.9'}}}
   with pytest.raises(ValueError, match='by grpo_jax 0.0.9, an earlier version'):
-    progress_lib.abstract(None, host)
+    progress_lib.abstract(None, lambda: None, host)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import types
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,11 +37,11 @@ STEP = 7
 SPECS = [
   specs.DrawSpec(
     seed=3, prompts=2, group=3, max_tokens=4, resample_rounds=0,
-    retire_solved=False, right_reward=0.5, shuffles=False, ahead=0,
+    retire_solved=False, right_reward=0.5, shuffles=False, pace=sources.Pace(),
   ),
   specs.DrawSpec(
     seed=5, prompts=4, group=2, max_tokens=3, resample_rounds=0,
-    retire_solved=False, right_reward=1.5, shuffles=True, ahead=0,
+    retire_solved=False, right_reward=1.5, shuffles=True, pace=sources.Pace(),
   ),
 ]  # fmt: skip
 
@@ -223,10 +224,17 @@ def test_completions_are_kept_as_the_spec_says(every, samples, tmp_path):
     assert (tmp_path / folder).exists() == bool(steps)
 
 
-@pytest.mark.parametrize('ahead', [0, 1])
-def test_rollouts_are_drawn_ahead_if_the_spec_says_so(ahead):
-  own = run(draw=dataclasses.replace(SPECS[0], ahead=ahead))
-  updater: Any = None
+@pytest.mark.parametrize('ahead', [False, True])
+def test_rollouts_are_drawn_ahead_if_the_run_says_so(ahead, monkeypatch):
+  monkeypatch.setattr(
+    sampling,
+    'Put',
+    lambda *_: types.SimpleNamespace(
+      publish=None, drop=None, snapshot=None, restore=None
+    ),
+  )
+  own = run(draws_ahead=ahead)
+  updater: Any = mock.MagicMock()
   with contextlib.closing(
     sampling.source(own, updater, None, contextlib.nullcontext)
   ) as found:

@@ -545,12 +545,12 @@ def abstract(
   model = build_model.transformer(config, vocab_size, needs_weights=False)
   limits.check_model(config, model.config, shapes)
   prompts, completions = build_environment.widths(config)
-  own: Any = config.generator.devices
-  sampling_mesh = _shared_mesh(config, shapes)
-  if own:
+  if own := config.generator.devices:
     sampling_mesh = sharding.generating_mesh(
       shapes, own, config.sampler.tensor, devices
     )
+  else:
+    sampling_mesh = _shared_mesh(config, shapes)
   engine = engines.LocalEngine(
     model,
     prompt_buckets=prompts,

@@ -204,7 +204,7 @@ def test_a_mesh_changes_no_token_and_decoding_gathers_no_parameter():
   spread = generate(made, prompts=prompts)
   np.testing.assert_array_equal(spread.tokens, plain.tokens)
   np.testing.assert_allclose(spread.logp, plain.logp, atol=1e-5)
-  specs = {x.sharding.spec for x in jax.tree.leaves(made._params)}
+  specs = {x.sharding.spec for x in jax.tree.leaves(made._held.now[0])}
   axes = {axis for spec in specs for axis in spec if axis is not None}
   assert axes == {'tensor'}
 
@@ -472,7 +472,7 @@ def test_without_copies_only_what_must_change_is_made_anew(dtype, mesh, same):
   mesh = mesh and sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
   params = tiny.params(model)
   made = engine(model, params, copies=False, mesh=mesh)
-  read = made._params
+  read = made._held.now[0]
   assert read.keys() == {'embedding', 'head', 'final_norm', 'layers'}
   found = {
     name

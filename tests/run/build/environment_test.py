@@ -273,7 +273,6 @@ def test_an_episode_is_no_longer_than_what_holds_it():
   'group, field, value',
   [
     ('sampler', 'stop_strings', ('x',)),
-    ('sampler', 'ahead', 1),
     ('data', 'completion_prefix', 'x'),
     ('data', 'too_long', 'drop'),
   ],

@@ -20,6 +20,7 @@ import tokenizers
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
+from grpo_jax import engines
 from grpo_jax import models
 from grpo_jax import monitor
 from grpo_jax import optim
@@ -94,10 +95,21 @@ def parts(config, run, c):
   """
   tokenizer, model = run.tokenizer, run.model.config
   engine, learner = run.engine, run.learn.learner
-  mesh = sharding.make_mesh(**some(c.mesh, *AXES))
+  devices, own = jax.devices(), c.generator.devices
+  learning = devices[: len(devices) - own]
+  mesh = sharding.make_mesh(**some(c.mesh, *AXES), devices=learning)
   yield 'mesh', run.mesh, mesh
   on = sharding.sampling_mesh(mesh, c.sampler.tensor, c.mesh.slices)
+  if own:
+    apart = devices[len(devices) - own :]
+    on = sharding.generating_mesh(mesh, own, c.sampler.tensor, apart)
   yield 'mesh of the engine', engine.mesh, on
+  yield 'mesh of whoever samples', run.sampling_mesh, on
+  yield 'who draws', run.draws_ahead, bool(own or c.sampler.ahead)
+  turn = 32 if c.generator.updates == 'inflight' else None
+  if isinstance(engine, engines.LocalEngine):
+    yield 'tokens by the same weights', engine.turn_tokens, turn
+  yield 'ages', learner.measuring.ages, c.sampler.ahead
   yield 'rows of the engine', engine.max_rows, c.sampler.max_rows
   yield 'its prompts', engine.prompt_buckets, c.data.prompt_buckets
   yield 'its completions', engine.completion_buckets, c.data.completion_buckets
@@ -338,7 +350,11 @@ def shown_by(config):
   narrow = tuple(f'model.{k}' for k, v in dtypes.items() if v != 'float32')
   log = config.log
   limits = monitor.Limits(
-    log.kl_alarm, log.entropy_alarm, log.sampler_gap_alarm, narrow
+    log.kl_alarm,
+    log.entropy_alarm,
+    log.sampler_gap_alarm,
+    narrow,
+    config.sampler.ahead,
   )
   return monitor.Options(**some(log, *SHOWN), limits=limits)
 
