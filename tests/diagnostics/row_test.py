@@ -336,5 +336,5 @@ def test_an_audit_has_drawn_with_the_policy_itself():
       (losses.mask_stale(0), losses.clip_by_age(0.2, 0.28, 0.5)),
     )
   )
-  one, other = map(_row.surrogate_row, (by_age, plain))
+  one, other = map(diagnostics.surrogate_row, (by_age, plain))
   assert one == other
