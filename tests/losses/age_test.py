@@ -149,7 +149,7 @@ def test_by_default_older_than_one_version_is_stale_and_clips_are_grpos():
   )
   np.testing.assert_array_equal(one, other)
   logp = jnp.where(batch.mask, batch.logp_old, 0)
-  logp += jnp.resize(jnp.asarray([0.21, -0.21, 0.15]), logp.shape)
+  logp += jnp.resize(jnp.asarray([0.21, -0.25]), logp.shape)
   found = [
     jax.tree.leaves(slopes(objective, batch, logp)[:2])
     for objective in (losses.clip_by_age(), losses.ppo_clip())
