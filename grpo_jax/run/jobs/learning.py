@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import socket
 import time
@@ -242,10 +243,13 @@ def _way(name: str, host: str, workdir: pathlib.Path) -> offering.Way:
 
 def needed(config: build.Config) -> dict[str, str]:
   """What must be the same where a run learns and where it draws, by name."""
-  return {
+  # How programs are compiled, and not how many devices a CPU pretends to be.
+  flags = os.environ.get('XLA_FLAGS', '').split()
+  flags = sorted(x for x in flags if '_device_count=' not in x)
+  return {'XLA_FLAGS': ' '.join(flags)} | {
     name: repr(value)
     for name, value in identity.compared(config).items()
-    if not name.startswith('config.') and "'data." not in name
+    if not name.startswith('config.') and ' data.' not in name
   }
 
 

@@ -19,10 +19,10 @@ SECRET = b'of the test'
 
 
 @contextlib.contextmanager
-def opened(desk, secret=SECRET, port=0, run='a run', **options):
+def opened(desk, secret=SECRET, port=0, run='a run', hello=None, **options):
   """The address of a learner's door over a desk."""
   signer = wire.Signer(secret)
-  door = door_lib.Door(desk, signer, {'run': run}, **options)
+  door = door_lib.Door(desk, signer, hello or {'run': run}, **options)
   with listening.Listening(door, listening.bound(port=port)) as it:
     try:
       yield f'127.0.0.1:{it.address[1]}'
