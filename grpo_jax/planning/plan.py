@@ -8,11 +8,14 @@ they can be built and what they multiply is then known, and all else estimated.
 
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.learner import programs
 from grpo_jax.planning import compiling
+from grpo_jax.planning import pacing
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
 from grpo_jax.planning import waste
@@ -85,21 +88,69 @@ class Program:
     return not self.is_refused and self.bytes <= capacity
 
 
+class Jobs(NamedTuple):
+  """Jobs of their own that sample for a run."""
+
+  number: int
+  topology: Topology  # the machines of each
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What a run would need.
 
   Attributes:
-    topology: The machines.
-    mesh: The axes and their sizes.
+    topology: The machines; those that learn, if jobs of their own sample.
+    mesh: The axes and their sizes; of those that learn, if others sample.
     counted: The run, by arithmetic.
     programs: In the order in which they run.
+    jobs: That sample; None: the run samples itself.
+    drawing: What one of them draws with, by arithmetic.
   """
 
   topology: Topology
   mesh: dict[str, int]
   counted: Arithmetic
   programs: tuple[Program, ...]
+  jobs: Jobs | None = None
+  drawing: Arithmetic | None = None
+
+  @property
+  def sampler(self) -> Arithmetic:
+    """What draws."""
+    return self.drawing or self.counted
+
+  @property
+  def machine(self) -> roofline.Machine:
+    """One device."""
+    return roofline.chip_peaks(self.topology.chip)
+
+  @property
+  def sync(self) -> pacing.Sync | None:
+    """What a version costs on its way; None if learner and sampler share."""
+    if self.jobs and self.drawing:
+      return pacing.fetched(
+        self.counted, self.drawing, self.jobs.number, self.machine
+      )
+    if self.counted.apart:
+      return pacing.handed_over(self.counted, self.machine)
+    return None
+
+  def step(self, drawing: float = 1.0, learning: float = 1.0) -> pacing.Step:
+    """A rollout with its updates.
+
+    Args:
+      drawing: Which share of its bound drawing reaches.
+      learning: The same of updates.
+    """
+    secs = self.draw_secs / drawing, self.learn_secs / learning
+    if self.sync is None:
+      return pacing.Step(sum(secs))
+    return pacing.step(*secs, self.sync, self.counted.parts.run.draw.pace)
+
+  def side(self, learns: bool) -> list[Program]:
+    """The programs that learn, or those that draw."""
+    return [one for one in self.programs if (one.name in LEARNING) == learns]
 
   @property
   def capacity(self) -> float:
@@ -125,9 +176,9 @@ class Plan:
 
   def secs(self) -> dict[str, dict[str, float]]:
     """Seconds of a rollout for each program, by resource."""
-    machine = roofline.chip_peaks(self.topology.chip)
     return {
-      one.name: (one.work * one.calls).secs(machine) for one in self.programs
+      one.name: (one.work * one.calls).secs(self.machine)
+      for one in self.programs
     }
 
   @property
@@ -147,8 +198,7 @@ class Plan:
   @property
   def bound_secs(self) -> float:
     """The least time of a rollout with its updates."""
-    both = self.draw_secs, self.learn_secs
-    return max(both) if self.counted.apart else sum(both)
+    return self.step().secs
 
   @property
   def tokens_per_sec(self) -> float:
@@ -168,6 +218,7 @@ def plan(
   topology: Topology,
   estimate: bool = False,
   tell: Callable[..., None] = lambda *_: None,
+  jobs: Jobs | None = None,
 ) -> Plan:
   """Plans a run.
 
@@ -177,6 +228,7 @@ def plan(
     estimate: Whether arithmetic is enough. Otherwise programs are compiled, or
       for GPUs lowered.
     tell: See `compiling.compile_all`.
+    jobs: That sample for it, on machines beside the topology.
 
   Returns:
     The plan.
@@ -184,6 +236,9 @@ def plan(
   Raises:
     ValueError: The run cannot be built on these machines, or libtpu is missing.
   """
+  if jobs:
+    made = _with_jobs(config, topology, jobs)
+    return made if estimate else compiled(made, tell)
   own = config.generator.devices
   mesh = topologies.abstract_mesh(topology, config.mesh, own)
   counted = Arithmetic(build.abstract(config, mesh), topology.joined)
@@ -193,6 +248,93 @@ def plan(
   )
   made = Plan(topology, dict(mesh.shape), counted, programs)
   return made if estimate else compiled(made, tell)
+
+
+def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
+  """A run for which jobs sample, by arithmetic."""
+  # Here nothing is drawn ahead, but it is learned from at that pace.
+  learner = dataclasses.replace(
+    config,
+    generator=dataclasses.replace(config.generator, devices=0),
+    sampler=dataclasses.replace(config.sampler, ahead=0),
+  )
+  mesh = topologies.abstract_mesh(topology, config.mesh)
+  parts = build.abstract(learner, mesh)
+  pace = dataclasses.replace(parts.run.draw.pace, ahead=config.sampler.ahead)
+  draw = dataclasses.replace(parts.run.draw, pace=pace)
+  parts = parts._replace(run=dataclasses.replace(parts.run, draw=draw))
+  counted = Arithmetic(parts, topology.joined, jobs=True)
+  own = of_job(learner, jobs)
+  own_mesh = topologies.abstract_mesh(jobs.topology, own.mesh)
+  drawing = Arithmetic(
+    build.abstract(own, own_mesh), jobs.topology.joined, jobs=True
+  )
+  rounds = math.ceil(config.sampler.prompts / own.sampler.prompts / jobs.number)
+  drawn = [
+    plan_program(drawing, name, number * rounds, None)
+    for name, number in count_calls(drawing).items()
+    if name not in LEARNING
+  ]
+  learned = [
+    plan_program(counted, name, number, None)
+    for name, number in count_calls(counted).items()
+    if name in LEARNING
+  ]
+  programs = tuple(drawn + learned)
+  return Plan(topology, dict(mesh.shape), counted, programs, jobs, drawing)
+
+
+def parts_of(prompts: int, number: int) -> int:
+  """Into how many equal parts a rollout falls, at least one for each job.
+
+  Raises:
+    ValueError: There are fewer prompts than jobs.
+
+  >>> parts_of(8, 3)
+  4
+  """
+  if number > prompts:
+    raise ValueError(
+      f'A rollout has {prompts} prompts, and {number} jobs would draw them, so '
+      f'that some draw none; give at most {prompts} jobs, or more of '
+      'config.sampler.prompts.'
+    )
+  return next(n for n in range(number, prompts + 1) if prompts % n == 0)
+
+
+def of_job(config: Config, jobs: Jobs) -> Config:
+  """A run that draws what a job draws at a time, on its mesh.
+
+  Raises:
+    ValueError: There are too many jobs, or their devices cannot be divided.
+  """
+  number, mesh = jobs.topology.number, config.mesh
+  tensor = config.sampler.tensor or mesh.tensor
+  if number % tensor:
+    raise ValueError(
+      f'A job has {number} devices ({jobs.topology.name}) and {tensor} shards '
+      'of heads, hidden units and vocabulary, which do not divide them; give '
+      'config.sampler.tensor=1, or another divisor.'
+    )
+  expert = math.gcd(mesh.expert, number // tensor)
+  slices = jobs.topology.slices
+  data = number // tensor // expert // slices
+  prompts = config.sampler.prompts
+  return dataclasses.replace(
+    config,
+    mesh=dataclasses.replace(
+      mesh, data=data, fsdp=1, tensor=tensor, expert=expert, context=1,
+      slices=slices,
+    ),
+    sampler=dataclasses.replace(
+      config.sampler,
+      prompts=prompts // parts_of(prompts, jobs.number),
+      tensor=0,
+    ),
+    learner=dataclasses.replace(
+      config.learner, micro_rows=0, row_completions=0, batches=1
+    ),
+  )  # fmt: skip
 
 
 def compiled(
@@ -215,16 +357,20 @@ def compiled(
     # Raises before minutes are spent.
     topologies.mesh(topology, config.mesh, config.generator.devices)
   begin(made)
-  requests = [
-    compiling.Request(
-      dataclasses.asdict(config), topology.name, topology.slices, one.name
+  requests, counted = [], []
+  for one in made.programs:
+    learns = one.name in LEARNING
+    of = made.counted if learns else made.sampler
+    place = made.jobs.topology if made.jobs and not learns else topology
+    config = dataclasses.asdict(of.config)
+    requests.append(
+      compiling.Request(config, place.name, place.slices, one.name)
     )
-    for one in made.programs
-  ]
+    counted.append(of)
   found = compiling.compile_all(requests, tell=tell)
   programs = tuple(
-    plan_program(made.counted, one.name, one.calls, result)
-    for one, result in zip(made.programs, found, strict=True)
+    plan_program(of, one.name, one.calls, result)
+    for of, one, result in zip(counted, made.programs, found, strict=True)
   )
   return dataclasses.replace(made, programs=programs)
 
@@ -274,12 +420,12 @@ def plan_program(
     **counted.held(name),
   }
   if counted.apart:  # each device has what its own programs need
-    older = {'older parameters'}
-    learns = name in LEARNING
+    # Jobs fetch older ones from the learner.
+    owned = *_OF_LEARNER, *['older parameters'] * counted.jobs
     there = {
       part: size
       for part, size in there.items()
-      if (part in _OF_LEARNER) == learns and not (learns and part in older)
+      if (part in owned) == (name in LEARNING)
     }
   needs = counted.memory(name)
   work = counted.work(name)
