@@ -92,7 +92,7 @@ def inspect(
       *build_method.warnings_of_age(run.learn, run.draw, len(run.rewards)),
       *_warnings_of_heads(run),
     ],
-    'memory_gib': _memory_gib(config, state, updater, layouts),
+    'memory_gib': _memory_gib(run, state, updater, layouts),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -132,7 +132,7 @@ def _warnings_of_heads(run: build.Run) -> list[str]:
 
 
 def _memory_gib(
-  config: Config,
+  run: build.Run,
   state: TrainState,
   updater: Updater,
   layouts: Layouts,
@@ -143,11 +143,17 @@ def _memory_gib(
     'optimizer state': state.opt_state,
     'reference': state.reference,
   }
-  if config.sampler.ahead:
-    parts['older parameters'] = state.params
   here = {
     name: arithmetic.on_device(tree) / GIB for name, tree in parts.items()
   }
+  if run.draws_ahead:
+    apart = bool(run.config.generator.devices)
+    # Where they lie, decoding reads one of them on a single device.
+    shares = run.sampling_mesh.size == 1 and not run.draw.pace.inflight
+    number = arithmetic.snapshots(run.draw.pace) - shares
+    size = arithmetic.on_device(sampling.abstract_snapshot(run, updater))
+    name = 'older parameters' + ' (where others sample)' * apart
+    here[name] = number * size / GIB
   away = {
     f'{name} (in the memory of the host)': arithmetic.on_host(tree) / GIB
     for name, tree in parts.items()

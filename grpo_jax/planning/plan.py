@@ -148,6 +148,14 @@ class Plan:
       return pacing.Step(sum(secs))
     return pacing.step(*secs, self.sync, self.counted.parts.run.draw.pace)
 
+  @property
+  def chips(self) -> float:
+    """How many there are, those of jobs included, as they are paid for."""
+    jobs = self.jobs
+    return self.topology.chips + (
+      jobs.number * jobs.topology.chips if jobs else 0
+    )
+
   def side(self, learns: bool) -> list[Program]:
     """The programs that learn, or those that draw."""
     return [one for one in self.programs if (one.name in LEARNING) == learns]
@@ -237,6 +245,11 @@ def plan(
     ValueError: The run cannot be built on these machines, or libtpu is missing.
   """
   if jobs:
+    if own := config.generator.devices:
+      raise ValueError(
+        f'config.generator.devices={own} and {jobs.number} jobs that sample; '
+        'either devices of the run sample or jobs do, so give one of them.'
+      )
     made = _with_jobs(config, topology, jobs)
     return made if estimate else compiled(made, tell)
   own = config.generator.devices
@@ -254,9 +267,7 @@ def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
   """A run for which jobs sample, by arithmetic."""
   # Here nothing is drawn ahead, but it is learned from at that pace.
   learner = dataclasses.replace(
-    config,
-    generator=dataclasses.replace(config.generator, devices=0),
-    sampler=dataclasses.replace(config.sampler, ahead=0),
+    config, sampler=dataclasses.replace(config.sampler, ahead=0)
   )
   mesh = topologies.abstract_mesh(topology, config.mesh)
   parts = build.abstract(learner, mesh)
@@ -526,11 +537,44 @@ def to_json(made: Plan) -> dict[str, Any]:
     'host_gib': counted.on_host / GIB,
     'parked_gib': counted.parked / GIB,
     'largest': made.largest.name,
-    'waste': waste.sentences(counted, made.topology.number),
+    'waste': wasted(made),
+    'jobs': made.jobs.number if made.jobs else 0,
+    'draw_secs': made.draw_secs,
+    'learn_secs': made.learn_secs,
+    'sync': sync_json(made),
+    **_waits_json(made),
     'programs': {one.name: program_json(one) for one in made.programs},
     'bound_secs': made.bound_secs,
     'tokens_per_sec_at_most': made.tokens_per_sec,
   }
+
+
+def sync_json(made: Plan) -> dict[str, Any] | None:
+  """What a version costs on its way; None if learner and sampler share."""
+  sync = made.sync
+  if sync is None:
+    return None
+  known = sync.is_known
+  return {
+    'gib': sync.bytes / GIB,
+    'link': sync.link,
+    'learning_secs': sync.learning_secs if known else None,
+    'sampling_secs': sync.sampling_secs if known else None,
+  }
+
+
+def _waits_json(made: Plan) -> dict[str, float]:
+  """Who waits, if learner and sampler have devices of their own."""
+  step = made.step()
+  return {
+    'sampling_waits_secs': step.sampling_waits,
+    'learning_waits_secs': step.learning_waits,
+  }
+
+
+def wasted(made: Plan) -> list[str]:
+  """See `waste.sentences`."""
+  return waste.sentences(made.counted, made.topology.number, made.drawing)
 
 
 def collectives(program: Program) -> dict[str, float] | None:
@@ -544,6 +588,7 @@ def collectives(program: Program) -> dict[str, float] | None:
   return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+_LONG = 0.25  # a wait of a larger share of a step is worth a word
 _IDLE = 0.9  # below this share of data shards with rows, it is worth a word
 
 
@@ -624,6 +669,22 @@ def _to_fit(plan: Plan) -> list[str]:
   return found
 
 
+def _to_divide_better(plan: Plan) -> list[str]:
+  """What to do if one side waits long for the other."""
+  step = plan.step()
+  sides = 'sampling', 'learning'
+  waits = step.sampling_waits, step.learning_waits
+  if step.learning_waits > step.sampling_waits:
+    sides, waits = sides[::-1], waits[::-1]
+  if waits[0] < _LONG * step.secs:
+    return []
+  who, whom = sides
+  return [
+    f'{who.capitalize()} waits for {whom} for {waits[0] / step.secs:.0%} of a '
+    f'step: give {whom} more of the devices; --split tries all divisions.'
+  ]
+
+
 def _to_be_faster(plan: Plan) -> list[str]:
   """What the slowest program waits for."""
   counted = plan.counted
@@ -642,6 +703,7 @@ def _to_be_faster(plan: Plan) -> list[str]:
       f'rows lie on {shards} data shards. Use more of config.mesh.tensor, set '
       'config.learner.row_completions, or sample more prompts.'
     )
+  found += _to_divide_better(plan)
   secs = plan.secs()
   slowest = max(
     plan.programs, key=lambda one: roofline.bound(secs[one.name])[0]
