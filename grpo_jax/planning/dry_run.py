@@ -65,7 +65,7 @@ def inspect(
   if run.warm_up is not None:
     run.warm_up.demonstrations()  # not used here, but it may raise
   updater = build.updater(run, build.frozen_params(run))
-  run.engine.load(updater.joined(build.initial_params(run)), version=0)
+  sampling.loader(run, updater)(build.initial_params(run), 0)
   rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
   layouts = Layouts(
