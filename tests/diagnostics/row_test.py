@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import diagnostics
 from grpo_jax import losses
 from grpo_jax.diagnostics import _row
 from grpo_jax.losses import methods
