@@ -168,46 +168,18 @@ def show_divisions(
   topology: topologies.Topology,
 ) -> None:
   """Prints divisions of the devices, the best first."""
-  names = (
-    'sample', 'learn', 'mesh', 'tensor', 'draw', 'update', 'send', 'step',
-    'waits', 'fits',
-  )  # fmt: skip
-  shown = printing.table(names)
-  for column in shown.columns[-2:]:
-    column.justify = 'left'
-  for one in found[:_MOST_SHOWN]:
-    made, sync = one.plan, one.plan.sync
-    number = made.counted.mesh.size
-    waits = f'{one.waits} {_time(one.waits_secs)}' if one.waits else ''
-    if not one.sampling:
-      waits = 'ahead' if one.config.sampler.ahead else 'in turn'
-    shown.add_row(
-      f'{one.jobs} x {one.sampling // one.jobs}'
-      if one.jobs
-      else str(one.sampling or number),
-      str(number),
-      _axes(made.mesh),
-      str(made.sampler.sampling_mesh.shape['tensor']),
-      _time(one.draw_secs),
-      _time(one.learn_secs),
-      '' if sync is None else _time(sync.secs) if sync.is_known else '?',
-      _time(one.step.secs),
-      waits,
-      'yes' if made.fits else 'no',
-    )
-  best = found[0]
-  told = [
-    'Devices that sample and that learn, the mesh of these, and over how many '
-    'the others split the weights. Seconds of a rollout, of its updates, of a '
-    'version on its way, and of a step; who waits for the other in it, and for '
-    'how long. All are bounds by arithmetic, of which sampling is assumed to '
-    f'reach {reached.sampling:.0%} and learning {reached.learning:.0%} '
-    '(--reached).'
-  ]
-  turn = next(
-    (one for one in found if not one.sampling and not one.config.sampler.ahead),
-    None,
+  names = 'sample', 'fits', 'step', 'waits', 'draw', 'update', 'send', 'mesh'
+  title = (
+    'Which devices sample, while the others learn; seconds of a step, and who '
+    'waits in it for the other; those of a rollout, of its updates, and of a '
+    'version on its way; the mesh of those that learn, and over how many '
+    '(tensor) the others split the weights. All are bounds by arithmetic, of '
+    f'which sampling is assumed to reach {reached.sampling:.0%} and learning '
+    f'{reached.learning:.0%} (--reached).'
   )
+  rows = [_row(one, topology) for one in found[:_MOST_SHOWN]]
+  best, told = found[0], []
+  turn = next((one for one in found if _in_turn(one)), None)
   if turn and turn is not best and turn.plan.fits:
     told.append(
       f'The first is {turn.step.secs / best.step.secs:.2f} times as fast as '
@@ -215,15 +187,44 @@ def show_divisions(
     )
   if not best.plan.fits:
     told.append('None of them fits.')
-  told += [division.indivisible(topology)] * bool(len(found) < 3)
-  if best.jobs:
+  if why := division.indivisible(topology):
+    told.append(why)
+  if jobs := best.plan.jobs:
     told.append(
-      f'{best.jobs} jobs sample, each on {best.plan.jobs.topology.name}: start '
-      'each with grpo-jax generate --learner=HOST:PORT.'
+      f'{jobs.number} jobs sample, each on {jobs.topology.name}: start each '
+      'with grpo-jax generate --learner=HOST:PORT.'
     )
-  printing.show(
-    shown, *filter(None, told), f'The first with {flags_of_division(best)}'
-  )
+  shown = printing.tables([*names, 'tensor'], rows, title)
+  printing.show(*shown, *told, f'The first with {flags_of_division(best)}')
+
+
+def _in_turn(one: division.Division) -> bool:
+  return not one.sampling and not one.config.sampler.ahead
+
+
+def _row(one: division.Division, topology: topologies.Topology) -> list[str]:
+  """What is shown of a division."""
+  made, sync = one.plan, one.plan.sync
+  who = f'{one.sampling} of {topology.number}'
+  if one.jobs:
+    who = f'{one.jobs} x {one.sampling // one.jobs} of {topology.number}'
+  elif not one.sampling:
+    how = 'in turn' if _in_turn(one) else 'ahead'
+    who = f'{made.counted.mesh.size} {how}'
+  sends = ''
+  if sync is not None:
+    sends = _time(sync.secs) if sync.is_known else '?'
+  return [
+    who,
+    'yes' if made.fits else 'no',
+    _time(one.step.secs),
+    f'{one.waits} {_time(one.waits_secs)}' if one.waits else '',
+    _time(one.draw_secs),
+    _time(one.learn_secs),
+    sends,
+    _axes(made.mesh),
+    str(made.sampler.sampling_mesh.shape['tensor']),
+  ]
 
 
 def _axes(mesh: dict[str, int]) -> str:

@@ -203,8 +203,8 @@ FLAGS = {
     '',
   ),
   'generators': Flag(
-    'Plan for so many jobs that sample for the run, each on a --topology of its '
-    'own.',
+    'Plan for so many jobs that sample for the run, each on a --topology of '
+    'its own.',
     int,
     0,
   ),

@@ -8,8 +8,10 @@ step takes as long as the slower of both (see `pacing`). The bounds of
 learning, so these shares are assumed.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from grpo_jax.planning.plan import Jobs
 from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology
 
+_Best = Callable[[], tuple[Config, Plan]]
 _MOST_TRIED = 16  # numbers of devices, or of jobs, that sample
 
 
@@ -125,22 +128,19 @@ def indivisible(topology: Topology) -> str:
   )
 
 
-def _tried(config: Config, topology: Topology) -> Iterator:
+def _tried(config: Config, topology: Topology) -> Iterator[_Best]:
   """For each division that is tried a function that makes the best of it."""
-  in_turn = _changed(config, 0, 0)
-  yield lambda: _in_turn(in_turn, topology)
-  if topology.number == 1:
-    ahead = _changed(config, 0, max(1, config.sampler.ahead))
-    yield lambda: _in_turn(ahead, topology)
+  yield functools.partial(_in_turn, _changed(config, 0, 0), topology)
   ahead = max(1, config.sampler.ahead)
-  if topology.groups > 1:
+  if topology.number == 1:
+    yield functools.partial(_in_turn, _changed(config, 0, ahead), topology)
+  elif topology.groups > 1:
+    changed = _changed(config, 0, ahead)
     for number in _numbers(topology.groups):
-      yield lambda n=number: _with_jobs(
-        _changed(config, 0, ahead), topology, n
-      )
+      yield functools.partial(_with_jobs, changed, topology, number)
   elif topology.hosts == 1:
     for number in _numbers(topology.number):
-      yield lambda n=number: _apart(_changed(config, n, ahead), topology)
+      yield functools.partial(_apart, _changed(config, number, ahead), topology)
 
 
 def _numbers(number: int) -> range:

@@ -80,7 +80,7 @@ def inspect(
     if any((bucket.arrays(workdir) / 'checkpoints').glob('*[0-9]'))
     else 'starts anew',
     'shapes': {
-      'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',
+      **_devices(run),
       'parameters': _count(state.params),
       'rollout [P, G, T]': list(batch.mask.shape),
       'micro-batches used': used,
@@ -111,6 +111,15 @@ def inspect(
   }
 
 
+def _devices(run: build.Run) -> dict[str, str]:
+  """How many devices learn, and how many others sample, if some do."""
+  kind = jax.devices()[0].device_kind
+  found = {'devices': f'{run.mesh.size} x {kind}'}
+  if own := run.config.generator.devices:
+    found['devices that sample'] = f'{own} x {kind}'
+  return found
+
+
 def _warnings_of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
   heads, found = run.model.kv_heads, []
@@ -121,12 +130,12 @@ def _warnings_of_heads(run: build.Run) -> list[str]:
       'heads, so in an update every device has the weights and the keys and '
       'values of all of them.'
     )
-  tensor = run.config.sampler.tensor or tensor
+  tensor = run.sampling_mesh.shape['tensor']
   if heads % tensor:
     found.append(
       f'While sampling, tensor={tensor} does not divide the {heads} key-value '
       'heads, so every device has their weights, and caches are split by rows '
-      f'over all {run.mesh.size} devices if there are as many prompts.'
+      f'over all {run.sampling_mesh.size} devices if there are as many prompts.'
     )
   return found
 

@@ -127,8 +127,6 @@ def step(draw_secs: float, learn_secs: float, sync: Sync, pace: Any) -> Step:
     sends = sync.learning_secs * pace.draws(rollout + 1)
     learned.append(max(learned[-1], drawn[-1]) + learn_secs + sends)
     published[rollout + 1] = learned[-1]
-  secs, own = (
-    (ends[-1] - ends[number]) / number for ends in (learned, worked)
-  )
+  secs, own = ((ends[-1] - ends[number]) / number for ends in (learned, worked))
   busy = learn_secs + sync.learning_secs / pace.every
   return Step(secs, max(0.0, secs - own), max(0.0, secs - busy))

@@ -266,16 +266,15 @@ def plan(
 def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
   """A run for which jobs sample, by arithmetic."""
   # Here nothing is drawn ahead, but it is learned from at that pace.
-  learner = dataclasses.replace(
-    config, sampler=dataclasses.replace(config.sampler, ahead=0)
-  )
+  sampler = dataclasses.replace(config.sampler, ahead=0, tensor=0)
+  learner = dataclasses.replace(config, sampler=sampler)
   mesh = topologies.abstract_mesh(topology, config.mesh)
   parts = build.abstract(learner, mesh)
   pace = dataclasses.replace(parts.run.draw.pace, ahead=config.sampler.ahead)
   draw = dataclasses.replace(parts.run.draw, pace=pace)
   parts = parts._replace(run=dataclasses.replace(parts.run, draw=draw))
   counted = Arithmetic(parts, topology.joined, jobs=True)
-  own = of_job(learner, jobs)
+  own = of_job(config, jobs)
   own_mesh = topologies.abstract_mesh(jobs.topology, own.mesh)
   drawing = Arithmetic(
     build.abstract(own, own_mesh), jobs.topology.joined, jobs=True
@@ -340,6 +339,7 @@ def of_job(config: Config, jobs: Jobs) -> Config:
     sampler=dataclasses.replace(
       config.sampler,
       prompts=prompts // parts_of(prompts, jobs.number),
+      ahead=0,
       tensor=0,
     ),
     learner=dataclasses.replace(
