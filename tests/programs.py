@@ -41,7 +41,7 @@ def _key(run, warms_up=False):
   config = dataclasses.asdict(run.config)
   for name in _NOT_READ:
     del config[name]
-  del config['learner']['nonfinite_rollouts']
+  del config['generator'], config['learner']['nonfinite_rollouts']
   config['log'] = config['log']['expected_prefixes']
   config['rewards'] = [reward['weight'] for reward in config['rewards']]
   if config['learner']['method'] in ('grpo', 'dr_grpo'):

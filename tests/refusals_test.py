@@ -151,6 +151,26 @@ CONFIG = [
     {'generator.updates': 'inflight'},
     "generator.updates='inflight' with sampler.ahead=0, where no version",
   ),
+  ({'generator.parts': 0}, 'generator.parts=0; give 1 or more'),
+  (
+    {'generator.parts': 3},
+    'generator.parts=3 with sampler.prompts=32, which it does not divide',
+  ),
+  ({'generator.listen': 'here'}, "generator.listen='here'; give HOST:PORT"),
+  (
+    {'generator.listen': 'localhost:70000'},
+    "generator.listen='localhost:70000'; give HOST:PORT",
+  ),
+  (
+    {'generator.listen': 'localhost:0', 'generator.devices': 1},
+    "generator.listen='localhost:0' with generator.devices=1; either jobs",
+  ),
+  (
+    {'generator.listen': '0.0.0.0:8470', 'generator.secret': ''},
+    "generator.listen='0.0.0.0:8470' without generator.secret, where other",
+  ),
+  ({'generator.weights': 'mail'}, "generator.weights='mail'"),
+  ({'generator.wait_secs': 0.0}, 'generator.wait_secs=0.0'),
   (
     {'optim.name': 'lyon'},
     "optim.name='lyon' (did you mean 'lion'?); give one of adamw,",

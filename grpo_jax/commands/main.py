@@ -26,6 +26,7 @@ from grpo_jax.commands import table
 from grpo_jax.commands import together
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
+from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 
 # Threads that may be inside XLA, which nothing can interrupt; see
@@ -100,7 +101,8 @@ def _refuse(error: Exception) -> int:
   text, examples, _ = text.partition(f'\n{options.EXAMPLES}')
   text = plain_text.printable(' '.join(text.split()))
   print(f'grpo-jax: {text}{examples}', file=sys.stderr)
-  return 2
+  again = isinstance(error, processes.StartAgain)
+  return processes.START_AGAIN if again else 2
 
 
 def _print_trace(error: BaseException) -> None:
@@ -172,8 +174,8 @@ def run() -> NoReturn:
   importing.add_folder('.')
   _prepare_process()
   words = sys.argv[1:]
-  # Only a training run has something to save when a signal comes.
-  trains = words[:1] == ['train']
+  # Only these have something to end in order when a signal comes.
+  trains = words[:1] in (['train'], ['generate'])
   try:
     with together.STOP if trains else contextlib.nullcontext():
       code = main(words)

@@ -86,6 +86,11 @@ COMMANDS = {
       'temperature', 'max_tokens', *SEVERAL, 'json', 'verbose',
     ),
   ),
+  'generate': Command(
+    'generate:run',
+    'Draws rollouts for a run that learns elsewhere, until it is done.',
+    ('learner', 'secret', 'wait_secs', *SEVERAL, 'json', 'verbose'),
+  ),
   'serve': Command(
     'serve:run',
     "Answers clients of OpenAI's API by a policy, until Ctrl-C.",
@@ -167,6 +172,15 @@ FLAGS = {
   ),
   'process_id': Flag(
     'Number of this process, from 0, with --coordinator.', int
+  ),
+  'learner': Flag(
+    'HOST:PORT of the run to draw for, its config.generator.listen.', str, ''
+  ),
+  'secret': Flag(
+    'File with the secret of the run, its config.generator.secret.', str, ''
+  ),
+  'wait_secs': Flag(
+    'How long to wait for a learner that does not answer.', float, 600.0
   ),
   'topology': Flag(
     'Machines to plan for, such as v5p:4x4x4, v5e:16x16 or h100-sxm:2x8.',

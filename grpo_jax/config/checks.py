@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import dataclasses
+import ipaddress
 import math
 import re
 from typing import Any
@@ -47,6 +48,7 @@ _LEAST = {
   'sampler.ahead': 0,
   'generator.devices': 0,
   'generator.every': 1,
+  'generator.parts': 1,
   'reference.refresh_steps': 0,
   'checkpoint.every_steps': 1,
   'checkpoint.every_minutes': 0,
@@ -93,6 +95,7 @@ _ABOVE_0 = (
   'workers.start_limit_secs',
   'environment.tool_secs',
   'environment.episode_secs',
+  'generator.wait_secs',
 )
 
 # Most of each of these fields.
@@ -141,6 +144,7 @@ _KNOWN = {
   'learner.anchor': ('learner', 'sampler'),
   'learner.on_zero_advantage': ('skip', 'step'),
   'generator.updates': ('between', 'inflight'),
+  'generator.weights': ('auto', 'transfer', 'files'),
   'optim.decay': ('constant', 'linear', 'cosine', 'warmup-stable-decay'),
   'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
@@ -597,6 +601,47 @@ def _checks_of_generator(config: Any):
     "generator.updates='inflight' with sampler.ahead=0, where no version comes "
     "while a rollout is drawn; give 'between', or sampler.ahead=1",
   )
+  prompts = config.sampler.prompts
+  yield (
+    prompts % generator.parts == 0,
+    f'generator.parts={generator.parts} with sampler.prompts={prompts}, which '
+    'it does not divide; give a divisor',
+  )
+  yield (
+    not generator.listen or _is_address(generator.listen),
+    f'generator.listen={generator.listen!r}; give HOST:PORT, as in '
+    "'0.0.0.0:8470'",
+  )
+  yield (
+    not generator.listen
+    or bool(generator.secret)
+    or _is_loopback(generator.listen.rpartition(':')[0]),
+    f'generator.listen={generator.listen!r} without generator.secret, where '
+    'other machines could take part; give a file with a secret, or listen at '
+    '127.0.0.1',
+  )
+  yield (
+    not (generator.listen and generator.devices),
+    f'generator.listen={generator.listen!r} with generator.devices='
+    f'{generator.devices}; either jobs sample or devices of the run; give '
+    'generator.devices=0',
+  )
+
+
+def _is_loopback(host: str) -> bool:
+  """Whether only this machine reaches a host."""
+  if host == 'localhost':
+    return True
+  try:
+    return ipaddress.ip_address(host.strip('[]')).is_loopback
+  except ValueError:
+    return False
+
+
+def _is_address(text: str) -> bool:
+  """Whether it is HOST:PORT, such as '[::1]:8470'."""
+  host, colon, port = text.rpartition(':')
+  return bool(host and colon) and port.isdecimal() and int(port) < 2**16
 
 
 def _checks_of_fields(fields: dict[str, Any]):

@@ -568,7 +568,7 @@ class Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-  """Devices that sample while the others learn."""
+  """Devices, or jobs, that sample while others learn."""
 
   devices: int = field(
     0,
@@ -589,6 +589,38 @@ class Generator:
     1,
     'Each so many-th version goes to the devices that sample, at most '
     'sampler.ahead + 1.',
+  )
+  parts: int = field(
+    1,
+    'Equal parts into which the prompts of a rollout fall, each of which is '
+    'drawn and judged by itself, one after another here, or at the same time '
+    'by several jobs.',
+  )
+  listen: str = field(
+    '',
+    'HOST:PORT at which a run waits for jobs that sample for it on machines '
+    "of their own, as in '0.0.0.0:8470': `grpo-jax generate --learner=...`. "
+    'They may come and go. Empty: the run samples itself.',
+    change=FREE,
+  )
+  secret: str = field(
+    '',
+    'A file whose text the run and its jobs share; each message is signed with '
+    'it. Without one only jobs on the same machine are heard.',
+    change=FREE,
+  )
+  weights: str = field(
+    'auto',
+    "How jobs get weights: 'transfer', from device to device through "
+    "jax.experimental.transfer; 'files', through the workdir, which both must "
+    "see; or 'auto', by transfer where JAX can.",
+    change=FREE,
+  )
+  wait_secs: float = field(
+    600.0,
+    'How long a run waits for a job while there is none. Then it is saved and '
+    'ends with exit code 75.',
+    change=FREE,
   )
 
 

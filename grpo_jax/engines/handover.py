@@ -118,7 +118,7 @@ class Put:
     route, base = self._route, self._base
     with self._lock:
       snapshot = self._snapshots[version]
-    placed = _placed(snapshot, route.landed, route.place)
+    placed = self.placed(snapshot)
     if base is None:
       return placed
     if self._frozen is not None:  # once; the learner keeps its own
@@ -126,6 +126,12 @@ class Put:
       self._base = base = _placed(base, route.landed, route.place)
       self._frozen = None
     return lora.join(placed, base)
+
+  def placed(self, landed: Any) -> Any:
+    """A snapshot where decoding reads it, but for what is not trained."""
+    sharding = [x.sharding for x in jax.tree.leaves(landed)]
+    landed_at = jax.tree.structure(landed).unflatten(sharding)
+    return _placed(landed, landed_at, self._route.place)
 
   def drop(self, needed: Collection[int]) -> None:
     """See `Weights`."""

@@ -1,11 +1,14 @@
 """How well an engine was used while episodes were played."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import math
 import time
 
 from grpo_jax import engines
 from grpo_jax.episodes.meeting import Call
+
+_SUMS = 'wanted_secs', 'busy_secs', 'turns', 'tokens', 'read', 'parked'
 
 
 class EngineUse:
@@ -23,6 +26,9 @@ class EngineUse:
     wanted_secs: Of all rows together, how long they were wanted.
     busy_secs: How long they were busy.
     turns: How many were drawn.
+    tokens: That stood before them.
+    read: How many of these were computed.
+    parked: Turns whose cache had been moved to the host before them.
   """
 
   def __init__(self, now: Callable[[], float] = time.monotonic):
@@ -30,7 +36,7 @@ class EngineUse:
     self._since, self._rows = 0.0, math.inf
     self._live = self._drawn = 0
     self.wanted_secs = self.busy_secs = 0.0
-    self._tokens = self._read = self.turns = self._parked = 0
+    self.tokens = self.read = self.turns = self.parked = 0
 
   def begin(self, engine: engines.Engine, episodes: int) -> None:
     """Episodes begin that this engine will draw."""
@@ -61,10 +67,19 @@ class EngineUse:
       read: How many of its ids were computed for it; None: all.
       parked: See `engines.Sampled`.
     """
-    self._tokens += len(call.ids)
-    self._read += len(call.ids) if read is None else read
+    self.tokens += len(call.ids)
+    self.read += len(call.ids) if read is None else read
     self.turns += 1
-    self._parked += parked
+    self.parked += parked
+
+  def sums(self) -> dict[str, float]:
+    """All that was summed up, for `add` of another one."""
+    return {name: getattr(self, name) for name in _SUMS}
+
+  def add(self, sums: Mapping[str, float]) -> None:
+    """Adds what another one has summed up, maybe elsewhere."""
+    for name in _SUMS:
+      setattr(self, name, getattr(self, name) + sums[name])
 
   def metrics(self) -> dict[str, float]:
     """Numbers by name; nothing if no turn was drawn.
@@ -80,6 +95,6 @@ class EngineUse:
       return {}
     return {
       'engine_idle_share': 1 - self.busy_secs / max(self.wanted_secs, 1e-9),
-      'engine_read_share': self._read / self._tokens,
-      'engine_parked_share': self._parked / self.turns,
+      'engine_read_share': self.read / self.tokens,
+      'engine_parked_share': self.parked / self.turns,
     }

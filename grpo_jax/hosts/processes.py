@@ -57,6 +57,10 @@ class _Said(NamedTuple):
   signal: int = 0  # that has asked for it
 
 
+class StartAgain(ValueError):
+  """Ends a run that the same command goes on with, maybe with more luck."""
+
+
 class PeerError(ValueError):
   """Another process has failed; the message has its number and its error."""
 
@@ -201,7 +205,7 @@ class Processes:
     A program of the devices fails when a process dies. The watch ends this one
     once it knows which one it was.
     """
-    if not _is_of_the_runtime(error):
+    if not is_of_the_runtime(error):
       return
     time.sleep(watch.SILENT_SECS + 5 * watch.BEAT_SECS)
     if _NETWORK.search(plain_text.said(error)):
@@ -395,7 +399,7 @@ def _is_interrupt(error: BaseException) -> bool:
   return isinstance(error, KeyboardInterrupt) and not _is_stop(error)
 
 
-def _is_of_the_runtime(error: BaseException) -> bool:
+def is_of_the_runtime(error: BaseException) -> bool:
   """Whether devices or networks have failed, which may go well another time."""
   import jax
 

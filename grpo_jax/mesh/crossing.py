@@ -46,13 +46,13 @@ def crossing(near: Mesh, far: Mesh, shapes: Any, place: Any) -> Crossing:
     return Crossing(place, place)
   parts = math.gcd(near.size, far.size)
 
-  def in_parts(mesh):
-    mesh = _in_parts(mesh, parts)
+  def cut_on(mesh):
+    mesh = in_parts(mesh, parts)
     return jax.tree.map(
       lambda x: NamedSharding(mesh, cut(x.shape, parts)), shapes
     )
 
-  return Crossing(in_parts(near), place if far.size == 1 else in_parts(far))
+  return Crossing(cut_on(near), place if far.size == 1 else cut_on(far))
 
 
 def cut(shape: Sequence[int], parts: int) -> PartitionSpec:
@@ -68,8 +68,8 @@ def cut(shape: Sequence[int], parts: int) -> PartitionSpec:
   return PartitionSpec(*[None] * longest, _AXES[0])
 
 
-def _in_parts(mesh: Mesh, parts: int) -> Mesh:
-  """The devices of a mesh, as many for each part."""
+def in_parts(mesh: Mesh, parts: int) -> Mesh:
+  """The devices of a mesh, as many for each part: the first axis."""
   devices = mesh.devices.reshape(parts, mesh.size // parts)
   return Mesh(devices, _AXES, axis_types=(AxisType.Auto,) * 2)
 

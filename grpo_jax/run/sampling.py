@@ -1,24 +1,21 @@
 """What draws the rollouts of a run, and its answers to held-out problems."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
 import pathlib
-import time
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from grpo_jax import engines
+from grpo_jax.engines import offering
 from grpo_jax.engines.handover import Put
 from grpo_jax.engines.handover import Weights
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.types import Rollout
-from grpo_jax.learner import speed
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import random_keys
 from grpo_jax.rollouts import batch_fields
@@ -33,11 +30,31 @@ from grpo_jax.rollouts.sources import AtOnce
 from grpo_jax.rollouts.sources import Lease
 from grpo_jax.rollouts.sources import Source
 from grpo_jax.rollouts.sources import Wait
-from grpo_jax.run import collecting
+from grpo_jax.run import drawing
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.jobs import desk as desk_lib
+from grpo_jax.run.jobs import learning as learning_jobs
+
+
+class Jobs(NamedTuple):
+  """What draws for a run in jobs of its own.
+
+  Attributes:
+    desk: Has the parts.
+    offers: Has the snapshots.
+  """
+
+  desk: desk_lib.Desk
+  offers: offering.Offers
+
+
+def offers(run: build.Run, updater: Updater) -> offering.Offers:
+  """What brings trained parameters to jobs that draw."""
+  trained = updater.compiled.abstract.params
+  return offering.Offers(run.model, trained, run.mesh)
 
 
 def _weights(run: build.Run, updater: Updater) -> Weights:
@@ -48,6 +65,8 @@ def _weights(run: build.Run, updater: Updater) -> Weights:
 
 def abstract_snapshot(run: build.Run, updater: Updater) -> Any:
   """Shapes, dtypes and shardings of what draws rollouts of an older version."""
+  if run.config.generator.listen:
+    return offers(run, updater).abstract()
   return _weights(run, updater).abstract()
 
 
@@ -56,6 +75,7 @@ def source(
   updater: Updater,
   replay: pathlib.Path | None = None,
   wait: Wait = contextlib.nullcontext,
+  jobs: Jobs | None = None,
 ) -> Source:
   """Where a run gets its rollouts.
 
@@ -65,6 +85,7 @@ def source(
     replay: The completions of an earlier run, to learn from in place of what
       this one would draw.
     wait: Gives a context in which a signal need not wait.
+    jobs: Draw for the run; None: it draws itself.
   """
   if replay is not None:
     draw = functools.partial(
@@ -81,8 +102,28 @@ def source(
     return drawn_at_once(run, updater, wait)
   lease = Lease()
   run = dataclasses.replace(run, check=lease.check, judging=lease.judging)
-  here, fill = _Here(run, _weights(run, updater)), run.prompts.fill
+  fill = run.prompts.fill
+  if jobs is not None:
+    there = _There(run, jobs)
+    return Ahead(there, run.draw.pace, lease, run.steps, wait, fill)
+  here = _Here(run, _weights(run, updater))
   return Ahead(here, run.draw.pace, lease, run.steps, wait, fill)
+
+
+class _There:
+  """Has rollouts drawn by jobs; see `sources.Sampling`."""
+
+  def __init__(self, run: build.Run, jobs: Jobs):
+    self._desk, weights = jobs.desk, jobs.offers
+    self.publish, self.drop = weights.publish, weights.drop
+    self.snapshot, self.restore = weights.snapshot, weights.restore
+    run = learning_jobs.elsewhere(jobs.desk, run)
+    self.draw = functools.partial(sampled, run)
+
+  def load(self, version: int, goes_on: bool = False) -> None:
+    """See `sources.Sampling`."""
+    del goes_on
+    self._desk.newest = version
 
 
 class _Here:
@@ -118,7 +159,7 @@ def loader(run: build.Run, updater: Updater) -> Callable[[Any, int], None]:
   Returns:
     A function of parameters and their version.
   """
-  if run.draws_ahead:
+  if run.config.generator.devices:
     return _Here(run, _weights(run, updater)).put
   return functools.partial(_load, run, updater)
 
@@ -144,22 +185,13 @@ def _load(run: build.Run, updater: Updater, params: Any, version: int) -> None:
 
 def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
   """The next rollout, sampled by the policy of the engine and judged."""
-  spec, waited, secs, number = run.draw, 0.0, 0.0, 0
-  use = EngineUse()
-
-  def judging(judge, episodes):
-    nonlocal waited, secs, number
-    judged, took = speed.timed(run.judging, judge, episodes)
-    now = time.monotonic()
-    # Workers may have begun while others were still being sampled.
-    waited, secs = waited + took, secs + now - min(judge.began, now - took)
-    number += len(episodes) * spec.group
-    return judged
+  spec, number, parts = run.draw, 0, list[drawing.Collected]()
 
   def collect(records):
-    rollout = _collected(
-      run, records, run.sampling, spec.group, step, 'sample', judging, use
-    )
+    nonlocal number
+    parts.append(_collected(run, records, step, 'sample'))
+    number += len(records) * spec.group
+    rollout = parts[-1].rollout
     rollout = turn_fields.with_turns(rollout, run.turns)
     # Here, so that dynamic sampling chooses groups by the shuffled rewards too.
     if spec.shuffles:
@@ -179,7 +211,12 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     build_data.fits(run.data, run.tokenizer),
     whole_records=run.environment is not None,
   )
-  if secs:  # a rollout may consist of what was drawn before
+  use = EngineUse()
+  for part in parts:
+    use.add(part.use)
+  # A rollout may consist of what was drawn before.
+  if secs := sum(part.judging_secs for part in parts):
+    waited = sum(part.waited_secs for part in parts)
     counts |= {'judge_secs': waited, 'judged_per_sec': number / secs}
   return rollout, prompt_state, counts | use.metrics()
 
@@ -229,8 +266,7 @@ def evaluated(
   )
   if not records:
     return nothing | too_long
-  greedy = dataclasses.replace(run.sampling, temperature=0.0)
-  rollout = _collected(run, records, greedy, 1, step, 'evaluate', run.judging)
+  rollout = _collected(run, records, step, 'evaluate').rollout
   keep(rollout, step)
   reward, counts = pass_at_k.first_rewards(rollout)
   accuracy = float(np.mean(reward[counts])) if counts.any() else None
@@ -244,29 +280,9 @@ def evaluated(
 
 
 def _collected(
-  run: build.Run,
-  records: Sequence[Mapping[str, Any]],
-  sampling: engines.Sampling,
-  group: int,
-  step: int,
-  purpose: str,
-  judging: rollout_lib.Judging,
-  use: EngineUse | None = None,
-) -> Rollout:
-  """Completions or episodes of some records by the engine of a run, judged."""
-  return collecting.collect(
-    run,
-    records,
-    run.rewards,
-    sampling,
-    run.draw.max_tokens,
-    group,
-    step,
-    purpose,
-    judging,
-    run.workers,
-    run.player,
-    run.check,
-    run.hosts,
-    use,
-  )
+  run: build.Run, records: drawing.Records, step: int, purpose: str
+) -> drawing.Collected:
+  """What was drawn of some records, by whoever draws for the run."""
+  if run.collect is not None:
+    return run.collect(records, step, purpose)
+  return drawing.collect(run, records, step, purpose)

@@ -41,6 +41,7 @@ from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import pins
 from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.jobs import learning as learning_jobs
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import objects as objects_lib
@@ -105,7 +106,8 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
-    run = _with_processes(run, stack)
+    if not _has_jobs(run, start):
+      run = _with_processes(run, stack)
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
@@ -131,8 +133,11 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     monitor = stack.enter_context(_monitor(config, start, screen, progress))
     saves.warn = monitor.warn
     wait = functools.partial(progress_lib.at_once, start.stop, peers)
-    source = sampling.source(run, updater, replay, wait)
+    jobs = _jobs(stack, run, updater, frozen, start, screen)
+    source = sampling.source(run, updater, replay, wait, jobs)
     stack.callback(source.close)
+    if jobs is not None:
+      run = learning_jobs.elsewhere(jobs.desk, run)
     yield (
       Session(
         run,
@@ -227,6 +232,30 @@ def _joined(run: build.Run, start: Start) -> build.Run:
     judging=judging.shared(peers, start.stop),
     hosts=judging.hosts(peers, start.stop),
   )
+
+
+def _has_jobs(run: build.Run, start: Start) -> bool:
+  """Whether jobs draw; a replay draws nothing but answers, and itself."""
+  return bool(run.config.generator.listen) and start.replay is None
+
+
+def _jobs(
+  stack: contextlib.ExitStack,
+  run: build.Run,
+  updater: Updater,
+  frozen: list[int],
+  start: Start,
+  screen: monitor_lib.Screen,
+) -> sampling.Jobs | None:
+  """What draws for the run in jobs of its own; None if it draws itself."""
+  if not _has_jobs(run, start):
+    return None
+  offers = sampling.offers(run, updater)
+  workdir = pathlib.Path(start.workdir)
+  opened = learning_jobs.opened(
+    run, offers, frozen, workdir, screen.line, start.stop
+  )
+  return sampling.Jobs(stack.enter_context(opened), offers)
 
 
 def _with_processes(run: build.Run, stack: contextlib.ExitStack) -> build.Run:

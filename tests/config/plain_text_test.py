@@ -171,7 +171,7 @@ def test_no_place_prints_it_raw(capsys, monkeypatch, tmp_path):
   file.write_text('{"half')
 
   def devices_fail():
-    monkeypatch.setattr(processes, '_is_of_the_runtime', lambda _: True)
+    monkeypatch.setattr(processes, 'is_of_the_runtime', lambda _: True)
     monkeypatch.setattr(processes.time, 'sleep', lambda _: None)
     monkeypatch.setattr(processes, '_NETWORK', re.compile('owned'))
     with pytest.raises(SystemExit):

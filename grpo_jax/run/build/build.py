@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -75,8 +76,21 @@ class Sampler:
   environment: specs.EnvironmentSpec | None  # None: completions are one turn
 
 
-@dataclasses.dataclass(frozen=True)
-class Run(Sampler):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing(Sampler):
+  """What else is needed to draw and judge rollouts."""
+
+  rewards: tuple[rewards.WeightedReward, ...]
+  judging: rollout.Judging = rollout.judged_alone
+  workers: Workers | None = None  # for the rewards that need them
+  player: sessions.Player | None = None  # of an environment
+  hosts: meeting.Hosts = meeting.ALONE  # which play together
+  # Between two turns of the engine; what it raises ends the sampling.
+  check: Callable[[], None] = lambda: None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(Drawing):
   """What else a run needs to learn; made once, and no rollout changes it."""
 
   steps: int  # rollouts
@@ -90,17 +104,12 @@ class Run(Sampler):
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
   heldout: Any  # source of records, or None
-  rewards: tuple[rewards.WeightedReward, ...]
   fields: tuple[batch_fields.BatchField, ...]  # that come from records
   turns: turn_fields.TurnFields  # that come from what is told of episodes
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
-  judging: rollout.Judging = rollout.judged_alone
-  workers: Workers | None = None  # for the rewards that need them
-  player: sessions.Player | None = None  # of an environment
-  hosts: meeting.Hosts = meeting.ALONE  # which play together
   draws_ahead: bool = False  # whether a thread of its own draws
-  # Between two turns of the engine; what it raises ends the sampling.
-  check: Callable[[], None] = lambda: None
+  # Draws elsewhere, as `drawing.collect` does here; None: nobody does.
+  collect: Callable[..., Any] | None = None
 
 
 def run(
@@ -123,6 +132,7 @@ def run(
   _require_to_train(config, objects, *needed)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
+  own = config.generator.devices
   answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   # Whoever draws judges too: a device gets programs from one thread.
@@ -148,7 +158,7 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
-    draws_ahead=bool(config.sampler.ahead or config.generator.devices),
+    draws_ahead=bool(config.sampler.ahead or own or config.generator.listen),
     peak_flops=peak and peak * mesh.size,
   )
 
@@ -207,6 +217,7 @@ def sampler_specs(
         config.generator.every,
         config.generator.updates == 'inflight',
       ),
+      parts=config.generator.parts,
     ),
     'evaluation': specs.EvaluationSpec(
       evaluation.every_steps, evaluation.examples, evaluation.answer
@@ -248,6 +259,7 @@ def sampler(
   objects: Objects = NOTHING,
   trains: bool = False,
   shares: bool = False,
+  own_mesh: jax.sharding.Mesh | None = None,
 ) -> Sampler:
   """Builds what draws completions.
 
@@ -256,6 +268,7 @@ def sampler(
     objects: What the run was given in Python.
     trains: Whether a run will read the data, which are then checked first.
     shares: Whether several processes draw a rollout together.
+    own_mesh: Devices that draw and do nothing else; None: as the config says.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -266,7 +279,9 @@ def sampler(
   """
   # Before any program is compiled, so that all of them are cached.
   compiled_programs.keep(config.compilation_cache)
-  mesh, sampling_mesh = _meshes(config, trains)
+  mesh = sampling_mesh = own_mesh
+  if mesh is None or sampling_mesh is None:
+    mesh, sampling_mesh = _meshes(config, trains)
   build_model.check_device(config, mesh)
   if trains:
     limits.check_work(config, mesh)
@@ -291,6 +306,37 @@ def sampler(
       config, tokenizer, objects.environment, objects.agent
     ),
   )
+
+
+def drawing(
+  config: Config,
+  shares: bool = False,
+  devices: Sequence[Any] | None = None,
+) -> Drawing:
+  """Builds what a job draws with.
+
+  Args:
+    config: Of the run that it draws for.
+    shares: Whether several processes draw together.
+    devices: That draw; None: all of them.
+
+  Raises:
+    ValueError: Something cannot be built; the message says what.
+  """
+  number = jax.device_count() if devices is None else len(devices)
+  tensor = config.sampler.tensor or config.mesh.tensor
+  if number % tensor:
+    raise ValueError(
+      f'There are {number} devices here and {tensor} shards of heads, hidden '
+      'units and vocabulary, which do not divide them; give '
+      'config.sampler.tensor=1, or another divisor, to the learner.'
+    )
+  expert = math.gcd(config.mesh.expert, number // tensor)
+  sizes = number // tensor // expert, 1, tensor, expert
+  mesh = sharding.make_mesh(*sizes, devices=devices)
+  parts = sampler(config, shares=shares, own_mesh=mesh)
+  judges = build_rewards.functions(config, NOTHING, mesh)
+  return Drawing(**vars(parts), rewards=judges)
 
 
 def _meshes(

@@ -92,7 +92,9 @@ def check_work(config: Config, mesh: jax.sharding.Mesh) -> None:
     # threads start theirs in orders that may differ from device to device, and
     # then each program waits for devices that the other one has.
     (
-      config.sampler.ahead and mesh.size > 1 and not config.generator.devices,
+      config.sampler.ahead
+      and mesh.size > 1
+      and not (config.generator.devices or config.generator.listen),
       f'sampler.ahead={config.sampler.ahead} on {mesh.size} devices, where '
       'sampling and learning at the same time may wait for each other forever; '
       'give sampler.ahead=0, a mesh of one device, or config.generator.devices '

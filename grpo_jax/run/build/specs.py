@@ -79,6 +79,7 @@ class DrawSpec:
   right_reward: float  # the least first reward of a right answer
   shuffles: bool  # whether rewards are permuted
   pace: Pace  # which version draws a rollout
+  parts: int = 1  # into which the prompts of a rollout fall
 
 
 @dataclasses.dataclass(frozen=True)

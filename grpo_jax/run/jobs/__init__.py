@@ -1,0 +1,1 @@
+"""Jobs of their own that draw for a run; see `desk.py`."""
