@@ -156,8 +156,7 @@ def flags_of_division(one: division.Division) -> str:
   }
   if one.jobs:
     values['generator.listen'] = 'HOST:PORT'
-    parts = plans.parts_of(config.sampler.prompts, one.jobs)
-    values['generator.parts'] = parts
+    values['generator.parts'] = plans.parts_for(config, one.jobs)
   more = (f'--config.{name}={n}' for name, n in values.items())
   return ' '.join([*more, flags_of(config)])
 
@@ -357,9 +356,10 @@ def _others(made: Plan) -> str:
   own = made.sampler.sampling_mesh
   split = ' x '.join(f'{k} {n}' for k, n in own.shape.items() if n > 1) or '1'
   if made.jobs:
+    parts = plans.parts_for(made.counted.config, made.jobs.number)
     return (
       f', which learn; {made.jobs.number} x {made.jobs.topology.name} sample, '
-      f'each mesh {split}'
+      f'each mesh {split}, a rollout in {parts} parts (generator.parts)'
     )
   return f', which learn; {own.size} others sample, mesh {split}'
 
@@ -499,7 +499,7 @@ def against_json(found: against.Against) -> dict[str, Any]:
     'peak_flops': found.machine.flops,
     'peak_memory_bytes_per_sec': found.machine.memory_bytes,
     'rollouts': found.rollouts,
-    'sampling': share_json(found.sampling),
+    'sampling': found.sampling and share_json(found.sampling),
     'learning': share_json(found.learning),
   }
 
@@ -519,7 +519,9 @@ def show_against(found: against.Against) -> None:
     f'{found.devices}: {machine.flops / 1e9:,.0f} GFLOP/s, '
     f'{machine.memory_bytes / 1e9:,.1f} GB/s; medians of {found.rollouts} '
     'rollouts.',
-    line('sampling', found.sampling),
+    line('sampling', found.sampling)
+    if found.sampling
+    else 'sampling: by jobs, of whose devices the run tells nothing.',
     line('learning', found.learning),
   )
 

@@ -53,7 +53,7 @@ class Against(NamedTuple):
   devices: str  # as the run has noted them
   machine: roofline.Machine  # one device; on a CPU all of them together
   rollouts: int  # of which the medians are
-  sampling: Share
+  sampling: Share | None  # None: by jobs, of whose devices it tells nothing
   learning: Share
 
 
@@ -123,7 +123,11 @@ def compare(directory: str) -> Against:
     else roofline.chip_peaks(chip)
   )
   needs = _needs(config, parts, reads, shares)
-  return Against(devices, machine, len(rows), *_shares(rows, needs, machine))
+  sampling, learning = _shares(rows, needs, machine)
+  jobs = bool(config.generator.listen)
+  return Against(
+    devices, machine, len(rows), None if jobs else sampling, learning
+  )
 
 
 def _needs(

@@ -157,13 +157,8 @@ class Weights:
     return whole - idle * self.experts
 
 
-def count_weights(parts: Abstract, jobs: bool = False) -> Weights:
-  """The parameters of a run.
-
-  Args:
-    parts: See `build.abstract`.
-    jobs: See `Arithmetic`.
-  """
+def count_weights(parts: Abstract) -> Weights:
+  """The parameters of a run."""
   run, state = parts.run, parts.updater.compiled.abstract
   mesh, model = run.mesh, parts.model
   whole = parts.updater.joined(state.params)
@@ -206,7 +201,7 @@ def count_weights(parts: Abstract, jobs: bool = False) -> Weights:
     scattered=on_device(over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
-    older=_older(parts, drawn, jobs),
+    older=_older(parts, drawn),
     newer=_newer(parts, drawn),
     published=_whole(drawn),
     renewed=on_device(drawn),
@@ -251,17 +246,16 @@ def landed(trained: Any, parts: int) -> int:
   )
 
 
-def _older(parts: Abstract, trained: Any, jobs: bool) -> int:
+def _older(parts: Abstract, trained: Any) -> int:
   """See `Weights.older`.
 
   Args:
     parts: See `count_weights`.
     trained: As decoding reads it.
-    jobs: See `Arithmetic`.
   """
   run = parts.run
   pace, own = run.draw.pace, run.config.generator.devices
-  if jobs:
+  if run.config.generator.listen:
     return snapshots(pace) * landed(trained, run.mesh.size)
   if not own and not pace.ahead:
     return 0
@@ -305,6 +299,7 @@ def _pools(parts: Abstract) -> tuple[list[Any], int, int]:
     return [], 0, 0
   whole = parts.updater.joined(parts.updater.compiled.abstract.params)
   number = config.sampler.prompts * config.sampler.group
+  number //= config.generator.parts
   return engine.pools(whole, number), *engine.longest_read(whole, number)
 
 
@@ -425,23 +420,21 @@ class Arithmetic:
     parts: See `build.abstract`.
     joined: How many devices are joined by fast links: those of a slice, or of
       a host with GPUs; None: all.
-    jobs: Whether jobs of their own sample. Then what learns is counted, or what
-      draws in one of them, and not both.
   """
 
-  def __init__(
-    self, parts: Abstract, joined: int | None = None, jobs: bool = False
-  ):
-    self.parts, self.jobs = parts, jobs
+  def __init__(self, parts: Abstract, joined: int | None = None):
+    self.parts = parts
     self.joined = joined or parts.run.mesh.size
     self.config = parts.run.config
     self.mesh = parts.run.mesh
     self.sampling_mesh: Any = parts.engine.mesh
-    # Whether some devices sample while others learn.
-    self.apart = jobs or self.config.generator.devices > 0
+    # Whether jobs sample, and what learns is counted, or what draws in a job;
+    # and whether some devices sample while others learn.
+    self.jobs = bool(self.config.generator.listen)
+    self.apart = self.jobs or self.config.generator.devices > 0
     self.platform = sharding.platform(self.mesh)
     self.model = as_computed(parts.model, self.platform)
-    self.weights = count_weights(parts, jobs)
+    self.weights = count_weights(parts)
     sampler, learner = self.config.sampler, self.config.learner
     self.prompts, self.group = sampler.prompts, sampler.group
     self.prompt_tokens = max(self.config.data.prompt_buckets)
@@ -455,26 +448,31 @@ class Arithmetic:
     self.updates = learner.batches * learner.epochs
     batch = self.prompts // learner.batches
     self.rows = count_rows(parts, batch, self.prompt_tokens, self.room)
+    # Prompts that are drawn at once; a rollout may fall into several parts.
+    self._part = self.prompts // self.config.generator.parts
     self.schedule = parts.engine.schedule(
-      self.prompts, self.group, self.prompt_tokens
+      self._part, self.group, self.prompt_tokens
     )
-    self.starts = math.ceil(self.prompts / self.schedule.prompts)
+    starts = math.ceil(self._part / self.schedule.prompts)
+    self.starts = starts * self.config.generator.parts
     # Prompts of a start, on average; each shard has as many as the fullest.
-    before = (self.starts - 1) * self.schedule.prompts
-    last = math.ceil((self.prompts - before) / self.schedule.shards)
-    self._drawn = (before + last * self.schedule.shards) / self.starts
+    before = (starts - 1) * self.schedule.prompts
+    last = math.ceil((self._part - before) / self.schedule.shards)
+    self._drawn = (before + last * self.schedule.shards) / starts
     # Whether prompts that wait are admitted while rows go on.
-    self.admits = self.starts > 1 and self.schedule.admitted > 0
+    self.admits = starts > 1 and self.schedule.admitted > 0
     # The caches of the pools of an environment, the narrowest first; of turns
     # that are drawn when they are asked for, one of each episode is counted.
     self.pools, self._read_rows, piece = _pools(parts)
     if self.pools:
-      self.admits, number = False, self.prompts * self.group
+      self.admits, number = False, self._part * self.group
       # Calls of `read` that read each prompt once.
-      tokens = self.prompts * self.prompt_tokens
-      self.reads = math.ceil(tokens / (self._read_rows * piece))
-      self.starts = math.ceil(number / self.pool_rows)
-      self._drawn = self.prompts / self.starts
+      tokens = self._part * self.prompt_tokens
+      reads = math.ceil(tokens / (self._read_rows * piece))
+      self.reads = reads * self.config.generator.parts
+      starts = math.ceil(number / self.pool_rows)
+      self.starts = starts * self.config.generator.parts
+      self._drawn = self._part / starts
     # Tokens of a micro-batch on one device, and of all micro-batches.
     parts_of_row = self.mesh.shape['context']
     columns = math.ceil(self.rows.columns / parts_of_row)
@@ -529,7 +527,7 @@ class Arithmetic:
     """The caches of episodes that have no row, in the memory of each host."""
     if not self.pools:
       return 0.0
-    waiting = max(0, self.prompts * self.group - self.pool_rows)
+    waiting = max(0, self._part * self.group - self.pool_rows)
     row = sum(
       math.prod(x.shape[1:]) * x.dtype.itemsize
       for x in jax.tree.leaves(self.pools[-1])

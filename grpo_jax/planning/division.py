@@ -157,7 +157,7 @@ def _changed(config: Config, devices: int, ahead: int) -> Config:
   return dataclasses.replace(
     config,
     generator=dataclasses.replace(
-      generator, devices=devices, every=every, **sharing
+      generator, devices=devices, every=every, listen='', **sharing
     ),
     sampler=dataclasses.replace(sampler, ahead=ahead, tensor=0),
   )
@@ -222,13 +222,20 @@ def _best_tensor(
   config: Config, topology: Topology, number: int, jobs: Jobs | None
 ) -> tuple[Config, Plan]:
   """The fastest of those that split the weights of whoever samples."""
-  found = []
+  found: list[tuple[Config, Plan]] = []
+  problem = ValueError(f'{number} devices cannot sample')
   for tensor in search.divisors(number):
     if tensor <= search.MOST_SENDING:
       sampler = dataclasses.replace(config.sampler, tensor=tensor)
       one = dataclasses.replace(config, sampler=sampler)
-      made = plans.plan(one, topology, estimate=True, jobs=jobs)
-      found.append((one, made))
+      try:
+        made = plans.plan(one, topology, estimate=True, jobs=jobs)
+      except ValueError as error:
+        problem = error
+      else:
+        found.append((one, made))
+  if not found:
+    raise problem
   return min(found, key=lambda one: _rank(one[1], learns=False))
 
 

@@ -159,6 +159,7 @@ def _memory_gib(
     apart = bool(run.config.generator.devices)
     # Where they lie, decoding reads one of them on a single device.
     shares = run.sampling_mesh.size == 1 and not run.draw.pace.inflight
+    shares = shares and not run.config.generator.listen
     number = arithmetic.snapshots(run.draw.pace) - shares
     size = arithmetic.on_device(sampling.abstract_snapshot(run, updater))
     name = 'older parameters' + ' (where others sample)' * apart

@@ -28,6 +28,7 @@ from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
 from grpo_jax.run.build import build
 
+_SOMEWHERE = '127.0.0.1:1'  # where nobody is
 LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
 
 
@@ -236,7 +237,8 @@ def plan(
     estimate: Whether arithmetic is enough. Otherwise programs are compiled, or
       for GPUs lowered.
     tell: See `compiling.compile_all`.
-    jobs: That sample for it, on machines beside the topology.
+    jobs: That sample for it, on machines beside the topology. None: one, if
+      the config waits for jobs (`generator.listen`).
 
   Returns:
     The plan.
@@ -244,6 +246,8 @@ def plan(
   Raises:
     ValueError: The run cannot be built on these machines, or libtpu is missing.
   """
+  if config.generator.listen and not jobs:
+    jobs = Jobs(1, topology.some(1))
   if jobs:
     if own := config.generator.devices:
       raise ValueError(
@@ -265,20 +269,16 @@ def plan(
 
 def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
   """A run for which jobs sample, by arithmetic."""
-  # Here nothing is drawn ahead, but it is learned from at that pace.
-  sampler = dataclasses.replace(config.sampler, ahead=0, tensor=0)
-  learner = dataclasses.replace(config, sampler=sampler)
-  mesh = topologies.abstract_mesh(topology, config.mesh)
-  parts = build.abstract(learner, mesh)
-  pace = dataclasses.replace(parts.run.draw.pace, ahead=config.sampler.ahead)
-  draw = dataclasses.replace(parts.run.draw, pace=pace)
-  parts = parts._replace(run=dataclasses.replace(parts.run, draw=draw))
-  counted = Arithmetic(parts, topology.joined, jobs=True)
-  own = of_job(config, jobs)
-  own_mesh = topologies.abstract_mesh(jobs.topology, own.mesh)
-  drawing = Arithmetic(
-    build.abstract(own, own_mesh), jobs.topology.joined, jobs=True
+  generator = config.generator
+  listen = generator.listen or _SOMEWHERE
+  learner = dataclasses.replace(
+    config, generator=dataclasses.replace(generator, listen=listen)
   )
+  mesh = topologies.abstract_mesh(topology, config.mesh)
+  counted = Arithmetic(build.abstract(learner, mesh), topology.joined)
+  own = of_job(learner, jobs)
+  own_mesh = topologies.abstract_mesh(jobs.topology, own.mesh)
+  drawing = Arithmetic(build.abstract(own, own_mesh), jobs.topology.joined)
   rounds = math.ceil(config.sampler.prompts / own.sampler.prompts / jobs.number)
   drawn = [
     plan_program(drawing, name, number * rounds, None)
@@ -294,15 +294,17 @@ def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
   return Plan(topology, dict(mesh.shape), counted, programs, jobs, drawing)
 
 
-def parts_of(prompts: int, number: int) -> int:
+def parts_for(config: Config, number: int) -> int:
   """Into how many equal parts a rollout falls, at least one for each job.
+
+  They are those of the config if it has as many.
 
   Raises:
     ValueError: There are fewer prompts than jobs.
-
-  >>> parts_of(8, 3)
-  4
   """
+  prompts, parts = config.sampler.prompts, config.generator.parts
+  if parts >= number:
+    return parts
   if number > prompts:
     raise ValueError(
       f'A rollout has {prompts} prompts, and {number} jobs would draw them, so '
@@ -338,13 +340,14 @@ def of_job(config: Config, jobs: Jobs) -> Config:
     ),
     sampler=dataclasses.replace(
       config.sampler,
-      prompts=prompts // parts_of(prompts, jobs.number),
+      prompts=prompts // parts_for(config, jobs.number),
       ahead=0,
       tensor=0,
     ),
     learner=dataclasses.replace(
       config.learner, micro_rows=0, row_completions=0, batches=1
     ),
+    generator=dataclasses.replace(config.generator, parts=1),
   )  # fmt: skip
 
 

@@ -104,7 +104,10 @@ def test_versions_take_the_bytes_that_they_take(own, changes):
   assert counted.weights.renewed == drawn
 
 
-@pytest.mark.parametrize('own, changes', DIVISIONS[:4])
+@pytest.mark.parametrize(
+  'own, changes',
+  [*DIVISIONS[:4], (4, {'mesh.fsdp': 4, 'generator.parts': 2})],
+)
 def test_programs_are_given_the_bytes_that_a_plan_counts(own, changes):
   """Those that draw on their devices, those that learn on the others."""
   config, parts = divided(own, **changes)
@@ -217,10 +220,37 @@ def test_jobs_draw_equal_parts_in_rounds(number, parts, rounds):
   config = config_of(**{'mesh.data': -1})
   jobs = Jobs(number, topologies.named('v5e:2x4'))
   made = of_topology(config, jobs=jobs)
-  assert plans.parts_of(8, number) == parts
+  assert plans.parts_for(config, number) == parts
   assert made.drawing.prompts == 8 / parts
   calls = {one.name: one.calls for one in made.side(learns=False)}
   assert calls['decode'] == rounds
+
+
+def test_a_run_that_waits_for_jobs_is_planned_with_one():
+  config = config_of(**{'mesh.data': -1, 'generator.listen': '127.0.0.1:8470'})
+  made = of_topology(config)
+  given = of_topology(
+    config_of(**{'mesh.data': -1}), jobs=Jobs(1, topologies.named('v5e:2x4'))
+  )
+  assert made.jobs == given.jobs
+  assert [one.memory for one in made.programs] == [
+    one.memory for one in given.programs
+  ]
+
+
+def test_parts_are_drawn_one_after_another():
+  whole, halves = (
+    of_topology(config_of(**{'mesh.data': -1, 'generator.devices': 4, **more}))
+    for more in ({}, {'generator.parts': 2})
+  )
+  decode = [
+    next(one for one in made.programs if one.name == 'decode')
+    for made in (whole, halves)
+  ]
+  assert [one.calls for one in decode] == [1, 2]
+  flops = [one.work.flops * one.calls for one in decode]
+  assert flops[0] == flops[1]
+  assert decode[1].memory['cache'] == decode[0].memory['cache'] / 2
 
 
 def test_experts_lie_on_the_mesh_of_whoever_samples():
@@ -459,7 +489,7 @@ def test_more_devices_than_there_are_are_refused():
   [
     ({'generator.devices': 4}, 1, 'generator.devices=4 and 1 jobs .* give one'),
     ({}, 9, '8 prompts, and 9 jobs .*; give at most 8 jobs'),
-    ({'sampler.tensor': 3}, 1, '8 devices .* and 3 shards .*; give config'),
+    ({'mesh.data': 3, 'sampler.tensor': 3}, 1, '8 devices .* and 3 shards'),
   ],
 )
 def test_jobs_that_could_not_draw_are_refused(changes, number, said):
