@@ -1,9 +1,12 @@
 """The report: what it says when checks pass, fail, hang or are left out."""
 
+import dataclasses
+import json
 import time
 
 import pytest
 
+from grpo_jax import config as config_lib
 from grpo_jax.hosts import processes
 from grpo_jax.planning import device_checks
 from grpo_jax.planning import doctor
