@@ -350,7 +350,7 @@ class Processes:
     read = store.read(f'read/{name}')
     if len(read) == self.number - 1:  # all have read these
       for old in range(self._forgotten[name] + 1, min(map(int, read.values()))):
-        store.delete(f'{folder}/{old}/')
+        store.delete(f'{folder}/{old}')
         self._forgotten[name] = old
     for part, begin in enumerate(range(0, len(data), _PART_BYTES)):
       store.put(f'{folder}/{number}/{part}', data[begin : begin + _PART_BYTES])

@@ -110,7 +110,10 @@ def examine(
     The lines.
   """
   lines: dict[str, Line] = {}
-  for check in checks(peers, workdir, sizes, found, learner):
+  every = checks(peers, workdir, sizes, found)
+  if learner is not None:
+    every.append(_learner(*learner))
+  for check in every:
     if why := check.left_out(lines):
       line = Line(check.name, SKIPPED, why)
     else:
@@ -125,7 +128,6 @@ def checks(
   workdir: str | None = None,
   sizes: device_checks.Sizes | None = None,
   found: accelerators.Found | None = None,
-  learner: tuple[str, str] | None = None,
 ) -> list[Check]:
   """All checks, in their order; for the arguments see `examine`."""
   before, where = found or accelerators.look(), workdir or ''
@@ -147,12 +149,6 @@ def checks(
   def on_devices(name: str, measure: Callable[..., Any], judge: Any) -> Check:
     return Check(name, functools.partial(measure, sizes), judge, no_devices)
 
-  asks = Check(
-    'learner',
-    functools.partial(here.learner, *(learner or ('', ''))),
-    here.judge_learner,
-    late=_LATE_FILES,
-  )
   return [
     Check('versions', here.versions, here.judge_versions, late=_LATE_FILES),
     Check(
@@ -204,8 +200,13 @@ def checks(
     Check(
       'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
     ),
-    *([asks] if learner else []),
   ]
+
+
+def _learner(address: str, secret: str) -> Check:
+  """Whether a learner could be drawn for from here."""
+  measure = functools.partial(host_checks.learner, address, secret)
+  return Check('learner', measure, host_checks.judge_learner, late=_LATE_FILES)
 
 
 def _line(
