@@ -260,12 +260,13 @@ def test_experts_lie_on_the_mesh_of_whoever_samples():
     'mesh.data': 1,
     'sampler.ahead': 1,
   }
-  four, two, in_turn = (
+  four, two, in_turn, in_pair = (
     estimates.estimate(name, 'Qwen3-30B-A3B', **{**shape, **more}).counted
     for name, more in (
       ('v5e:2x4', {'generator.devices': 4}),
       ('v5e:2x4', {'generator.devices': 2}),
       ('v5p:2x2x1', {'sampler.ahead': 0}),
+      ('v5e:1x2', {'sampler.ahead': 0, 'mesh.expert': 2}),
     )
   )
   assert [one.sampling_mesh.shape['expert'] for one in (four, two)] == [4, 2]
@@ -273,6 +274,11 @@ def test_experts_lie_on_the_mesh_of_whoever_samples():
   for name in 'decode', 'prefill':
     assert four.memory(name) == in_turn.memory(name)
     assert four.work(name) == in_turn.work(name)
+    assert two.memory(name) == in_pair.memory(name)
+    assert two.work(name) == in_pair.work(name)
+  # A token of each device: the experts that two choose are read, not four.
+  reads = two._read(1, draws=True), in_pair._read(1, draws=True)
+  assert reads[0] == reads[1] == in_pair._read(1) < two._read(9, draws=True)
   # But the router, which each device has.
   ratio = two.weights.sampled_experts / four.weights.sampled_experts
   assert ratio == pytest.approx(2, rel=0.01)
