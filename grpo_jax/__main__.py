@@ -5,7 +5,7 @@ import sys
 from grpo_jax.commands import start
 
 # Those that compute for more than a moment.
-_COMPUTE = {'train', 'eval', 'sample', 'study'}
+_COMPUTE = {'train', 'eval', 'sample', 'study', 'generate'}
 
 
 def run() -> None:

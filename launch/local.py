@@ -94,8 +94,19 @@ class Group:
   killed.
   """
 
-  def __init__(self, commands: Sequence[Sequence[str]], env: dict[str, str]):
-    """Starts one process for each command, each in a process group."""
+  def __init__(
+    self,
+    commands: Sequence[Sequence[str]],
+    env: dict[str, str],
+    label: str = '%d',
+  ):
+    """Starts one process for each command, each in a process group.
+
+    Args:
+      commands: What to start.
+      env: The environment of all.
+      label: What begins their lines; may hold their number.
+    """
     self._guard = subprocess.Popen(
       [
         'sh',
@@ -112,12 +123,13 @@ class Group:
     self._threads: list[threading.Thread] = []
     try:
       for rank, command in enumerate(commands):
-        self._start(rank, command, env)
+        shown = label % rank if '%' in label else label
+        self._start(shown, command, env)
     except BaseException:
       self.__exit__()
       raise
 
-  def _start(self, rank: int, command: Sequence[str], env) -> None:
+  def _start(self, label: str, command: Sequence[str], env) -> None:
     process = subprocess.Popen(
       command,
       env=env,
@@ -135,7 +147,7 @@ class Group:
       (process.stderr, sys.stderr.buffer),
     ):
       thread = threading.Thread(
-        target=copy_lines, args=(source, target, rank), daemon=True
+        target=copy_lines, args=(source, target, label), daemon=True
       )
       thread.start()
       self._threads.append(thread)
@@ -166,13 +178,14 @@ class Group:
       thread.join(10)
 
 
-def copy_lines(source: BinaryIO, target: BinaryIO, rank: int) -> None:
-  """Prints what a process prints, line by line, with its number before each."""
+def copy_lines(source: BinaryIO, target: BinaryIO, label: str) -> None:
+  """Prints what a process prints, line by line, with its label before each."""
   with source:
     for line in source:
       with _printing, contextlib.suppress(OSError):
         # OSError: nobody reads it any more. The process must not wait for that.
-        target.write(b'[%d] %s\n' % (rank, line.rstrip(b'\r\n')))
+        line = line.rstrip(b'\r\n')
+        target.write(b'[%s] %s\n' % (label.encode(), line))
         target.flush()
 
 
@@ -222,8 +235,66 @@ def run_once(
   return [as_shell(code) for code in group.codes() if code is not None]
 
 
+class Generators:
+  """Processes that draw for a run, each of which comes and goes by itself.
+
+  A context manager, at whose end they have `END_SECS` to hear that the run is
+  done.
+  """
+
+  END_SECS = 20.0
+
+  def __init__(self, given: argparse.Namespace):
+    self._given, self._over = given, threading.Event()
+    self._ends = math.inf
+    self._threads = [
+      threading.Thread(target=self._keep, args=(f'g{number}',), daemon=True)
+      for number in range(given.generators)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def _keep(self, label: str) -> None:
+    """Starts a generator, and again by the rules."""
+    given = self._given
+    command = [
+      *shlex.split(given.program), 'generate', f'--learner={given.address}',
+    ]  # fmt: skip
+    while not self._over.is_set():
+      with Group([command], environment(given), label) as group:
+        (code,), asked = group.codes(), False
+        while code is None and time.monotonic() < self._ends:
+          time.sleep(POLL_SECS)
+          (code,) = group.codes()
+          if time.monotonic() > self._ends - self.END_SECS / 2 and not asked:
+            group.send(signal.SIGTERM)
+            asked = True
+      if code is None or not starts_again(code, self._over.is_set()):
+        return
+      say(f'{label} has ended with exit code {as_shell(code)}: starts it again')
+      self._over.wait(given.pause_secs)
+
+  def __enter__(self) -> 'Generators':
+    return self
+
+  def __exit__(self, *_) -> None:
+    self._ends = time.monotonic() + self.END_SECS
+    self._over.set()
+    for thread in self._threads:
+      thread.join(self.END_SECS + 30)
+
+
 def run(given: argparse.Namespace, signals: list[int]) -> int:
   """Starts all processes, and again by the rules; returns the exit code."""
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    given.address = f'127.0.0.1:{free.getsockname()[1]}'
+  with Generators(given):
+    return run_all(given, signals)
+
+
+def run_all(given: argparse.Namespace, signals: list[int]) -> int:
+  """As `run`, but for generators."""
   restarts = 0
   while True:
     begun = time.monotonic()
@@ -257,10 +328,14 @@ def commands(given: argparse.Namespace) -> list[list[str]]:
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
+  jobs = []
+  if given.generators:
+    jobs = [f'--config.generator.listen={given.address}']
   return [
     [
       *shlex.split(given.program),
       *given.command,
+      *jobs,
       f'--coordinator={address}',
       f'--num_processes={given.num_processes}',
       f'--process_id={rank}',
@@ -289,6 +364,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   for name, default, text in (
     ('num_processes', None, 'Number of processes.'),
     ('devices_per_process', 1, 'CPU devices of each process.'),
+    ('generators', 0, 'Processes that draw for the run, beside these.'),
     ('max_restarts', 3, 'How often the processes may be started again.'),
     ('pause_secs', 5.0, 'Seconds to wait before they are started again.'),
     (
@@ -320,9 +396,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   given.command = argv[end + 1 :]
   if not given.command:
     parser.error('give the command of grpo-jax after --, as in -- train.')
-  for name in 'num_processes', 'devices_per_process':
-    if getattr(given, name) < 1:
-      parser.error(f'--{name}={getattr(given, name)}; give 1 or more.')
+  for name, least in (
+    ('num_processes', 1),
+    ('devices_per_process', 1),
+    ('generators', 0),
+  ):
+    if getattr(given, name) < least:
+      parser.error(f'--{name}={getattr(given, name)}; give {least} or more.')
   return given
 
 

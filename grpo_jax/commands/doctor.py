@@ -27,8 +27,16 @@ def run(arguments: Arguments) -> int:
   found = accelerators.look()  # before JAX holds the memory of the devices
   # Where a check fails, a launcher must not start the doctor again.
   with together.joined(arguments, late_code=2) as peers:
+    learner = None
+    if arguments.learner:
+      learner = arguments.learner, arguments.secret
     return examine(
-      peers, arguments.workdir, arguments.json, arguments.verbose, found
+      peers,
+      arguments.workdir,
+      arguments.json,
+      arguments.verbose,
+      found,
+      learner,
     )
 
 
@@ -38,6 +46,7 @@ def examine(
   as_json: bool = False,
   with_traces: bool = False,
   found: accelerators.Found | None = None,
+  learner: tuple[str, str] | None = None,
 ) -> int:
   """Makes all checks and prints what they have found.
 
@@ -49,6 +58,7 @@ def examine(
     with_traces: Print the traceback of a check that has failed.
     found: What was found on this host before JAX has used a device; None looks
       now.
+    learner: See `doctor.examine`.
 
   Returns:
     The exit code: 2 if a check has failed, else 0.
@@ -85,7 +95,7 @@ def examine(
     finally:  # nobody may be reading any more
       os._exit(code)
 
-  doctor.examine(peers, workdir, tell, give_up, found=found)
+  doctor.examine(peers, workdir, tell, give_up, found=found, learner=learner)
   return finish()
 
 

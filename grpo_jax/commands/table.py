@@ -129,7 +129,7 @@ COMMANDS = {
   'doctor': Command(
     'doctor:run',
     'Measures new machines: devices, memory, links, workdir. Run it first.',
-    ('workdir', *SEVERAL, 'json', 'verbose'),
+    ('workdir', 'learner', 'secret', *SEVERAL, 'json', 'verbose'),
   ),
   'report': Command(
     'report:run',

@@ -86,20 +86,23 @@ class Fetch:
     self._server: Any = None
     self._connections: dict[str, Any] = {}
 
-  def __call__(self, version: int) -> Any:
-    """What `Engine.take` takes, of a version.
+  def land(self, version: int) -> Any:
+    """The pieces of a version, joined on the devices of this process.
 
     Raises:
-      Late: It has not come.
+      Late: They have not come.
       Exception: What `ask` raises.
     """
     landed = []
     for chunk in self._chunks:
       pieces = self._pieces(version, chunk)
       landed += [self._joined(n, pieces) for n in chunk]
-    placed = self._put.placed(self._treedef.unflatten(landed))
     # Now, because who asks next may be told something else.
-    jax.block_until_ready(placed)
+    return jax.block_until_ready(self._treedef.unflatten(landed))
+
+  def place(self, landed: Any) -> Any:
+    """What `Engine.take` takes, of what has landed in all processes."""
+    placed = self._put.placed(landed)
     return placed if self._base is None else lora.join(placed, self._base)
 
   def _mine(self, leaf: offering.Leaf) -> dict[int, list[Any]]:

@@ -195,7 +195,7 @@ class Files:
     try:
       with beside.open('wb') as file:
         # As bytes, because NumPy's files do not know bfloat16.
-        arrays = {
+        arrays: dict[str, Any] = {
           str(number): np.frombuffer(np.asarray(piece()).tobytes(), np.uint8)
           for number, piece in enumerate(pieces)
         }

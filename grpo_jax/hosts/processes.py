@@ -15,6 +15,7 @@ What they say goes through a store and not over the devices; see `store.py`.
 
 import atexit
 import collections
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ START_AGAIN = watch.START_AGAIN
 WAITED = 'waited for another process'
 ELSEWHERE_SECS = 2.0  # at a barrier, while another waits at another one
 _POLL_SECS = 0.05
+_PART_BYTES = 1 << 20  # of a message through the store, at most
 
 _NOTHING = contextlib.nullcontext()
 # In errors of the devices that may be another process's, or the network's.
@@ -97,6 +99,9 @@ class Processes:
     self._warned = 0  # how often
     self._barriers = collections.Counter[tuple[str, str]]()
     self._passed: dict[str, str] = {}  # the last barrier of each work
+    # What was handed out under each name, and what of it is deleted.
+    self._handed = collections.Counter[str]()
+    self._forgotten = collections.Counter[str]()
     self._agreed: BaseException | None = None  # the error that all know of
     self._watch: watch.Watch | None = None
     self._stop: stop_signal.Stop | None = None
@@ -311,6 +316,46 @@ class Processes:
     if self._count > 1:  # all have read it, or they had not said anything
       store.delete(f'exchange/{self._count - 1}')
     return answers
+
+  def hand_out(
+    self,
+    name: str,
+    make: Callable[[], bytes],
+    check: Callable[[], None] = lambda: None,
+  ) -> bytes:
+    """What the first process makes, in all of them; in any thread.
+
+    Each thread has names of its own, under which all processes call it equally
+    often.
+
+    Args:
+      name: Of what is made.
+      make: Called in the first process. If it raises, nothing is handed out.
+      check: Called again and again while another one waits.
+    """
+    if self._store is None:
+      return make()
+    self._handed[name] += 1
+    store, number = self._store, self._handed[name]
+    folder = f'handed/{name}'
+    if not self.is_first:
+      size = int(store.wait(f'{folder}/{number}/size', check))
+      parts = range(-(-size // _PART_BYTES))
+      data = b''.join(
+        store.wait(f'{folder}/{number}/{part}', check) for part in parts
+      )
+      store.write(f'read/{name}/{self.rank}', str(number))
+      return data
+    data = make()
+    read = store.read(f'read/{name}')
+    if len(read) == self.number - 1:  # all have read these
+      for old in range(self._forgotten[name] + 1, min(map(int, read.values()))):
+        store.delete(f'{folder}/{old}/')
+        self._forgotten[name] = old
+    for part, begin in enumerate(range(0, len(data), _PART_BYTES)):
+      store.put(f'{folder}/{number}/{part}', data[begin : begin + _PART_BYTES])
+    store.put(f'{folder}/{number}/size', b'%d' % len(data))
+    return data
 
   def check_equal(self, values: Mapping[str, Any]) -> None:
     """Raises a ValueError in all processes if they were started differently.

@@ -5,6 +5,7 @@ What goes through it needs no device, so it works while the devices wait, and a
 wait can end.
 """
 
+from collections.abc import Callable
 import time
 from typing import Any
 
@@ -28,9 +29,15 @@ class Store:
     """Leaves what is left once and waited for; see `wait`."""
     self._client.key_value_set_bytes(f'{self._folder}/{name}', value)
 
-  def wait(self, name: str) -> bytes:
-    """What is put under a name, as soon as it is there."""
+  def wait(self, name: str, check: Callable[[], None] = lambda: None) -> bytes:
+    """What is put under a name, as soon as it is there.
+
+    Args:
+      name: The name.
+      check: Called again and again meanwhile; what it raises ends the wait.
+    """
     while True:
+      check()
       try:
         return self._client.blocking_key_value_get_bytes(
           f'{self._folder}/{name}', int(1000 * _POLL_SECS)

@@ -46,13 +46,13 @@ def crossing(near: Mesh, far: Mesh, shapes: Any, place: Any) -> Crossing:
     return Crossing(place, place)
   parts = math.gcd(near.size, far.size)
 
-  def cut_on(mesh):
+  def places(mesh):
     mesh = in_parts(mesh, parts)
     return jax.tree.map(
       lambda x: NamedSharding(mesh, cut(x.shape, parts)), shapes
     )
 
-  return Crossing(cut_on(near), place if far.size == 1 else cut_on(far))
+  return Crossing(places(near), place if far.size == 1 else places(far))
 
 
 def cut(shape: Sequence[int], parts: int) -> PartitionSpec:

@@ -89,6 +89,7 @@ def examine(
   give_up: Callable[[Line], None],
   sizes: device_checks.Sizes | None = None,
   found: accelerators.Found | None = None,
+  learner: tuple[str, str] | None = None,
 ) -> list[Line]:
   """Makes all checks, one after another.
 
@@ -102,12 +103,14 @@ def examine(
     sizes: Of what is measured; None chooses them by the kind of device.
     found: What was found on this host before JAX has used a device; None looks
       now.
+    learner: The address of one to draw for, and the file of its secret; None
+      asks none.
 
   Returns:
     The lines.
   """
   lines: dict[str, Line] = {}
-  for check in checks(peers, workdir, sizes, found):
+  for check in checks(peers, workdir, sizes, found, learner):
     if why := check.left_out(lines):
       line = Line(check.name, SKIPPED, why)
     else:
@@ -122,6 +125,7 @@ def checks(
   workdir: str | None = None,
   sizes: device_checks.Sizes | None = None,
   found: accelerators.Found | None = None,
+  learner: tuple[str, str] | None = None,
 ) -> list[Check]:
   """All checks, in their order; for the arguments see `examine`."""
   before, where = found or accelerators.look(), workdir or ''
@@ -143,6 +147,12 @@ def checks(
   def on_devices(name: str, measure: Callable[..., Any], judge: Any) -> Check:
     return Check(name, functools.partial(measure, sizes), judge, no_devices)
 
+  asks = Check(
+    'learner',
+    functools.partial(here.learner, *(learner or ('', ''))),
+    here.judge_learner,
+    late=_LATE_FILES,
+  )
   return [
     Check('versions', here.versions, here.judge_versions, late=_LATE_FILES),
     Check(
@@ -194,6 +204,7 @@ def checks(
     Check(
       'compiled programs', here.compiled, here.judge_compiled, late=_LATE_FILES
     ),
+    *([asks] if learner else []),
   ]
 
 

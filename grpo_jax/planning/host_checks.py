@@ -449,3 +449,50 @@ def judge_compiled(told: Mapping[int, Measured]) -> Judged:
       )
       return Judged(said, expected, SLOW)
   return Judged(measured, expected)
+
+
+def learner(address: str, secret: str) -> Measured:
+  """How a learner answers, and how this host differs from it.
+
+  Args:
+    address: Of the learner, HOST:PORT.
+    secret: The file with its secret; '': it has none.
+  """
+  from grpo_jax.config import Config
+  from grpo_jax.config import dataclass_from_dict
+  from grpo_jax.run.jobs import generating
+  from grpo_jax.run.jobs import learning
+
+  found = generating.learner_at(address, secret)
+  begun = time.monotonic()
+  hello = found.hello()
+  secs = time.monotonic() - begun
+  for door in hello['doors'][1:]:  # at which its other processes offer weights
+    found.beside(door).hello()
+  config = dataclass_from_dict(Config, hello['config'], 'config')
+  ours = learning.needed(config)
+  grave, others = learning.differences(ours, hello['same'])
+  return {
+    'answer_secs': secs,
+    'weights': hello['weights']['way'],
+    'grave': [_unlike(name, ours, hello['same']) for name in grave],
+    'others': [_unlike(name, ours, hello['same']) for name in others],
+  }
+
+
+def _unlike(name: str, ours: Mapping[str, str], theirs: Any) -> str:
+  return f'{name}: {ours.get(name)} here, {theirs.get(name)} there'
+
+
+def judge_learner(told: Mapping[int, Measured]) -> Judged:
+  """Whether all processes could draw for it."""
+  expected = 'the same versions and files as here'
+  for rank, one in told.items():
+    if one['grave']:
+      said = f'Process {rank} has {one["grave"][0]}; install and copy the same.'
+      return Judged(said, expected, FAILED)
+  slowest = max(one['answer_secs'] for one in told.values())
+  others = [text for one in told.values() for text in one['others']]
+  weights = told[min(told)]['weights']
+  said = f'answers within {1000 * slowest:.0f} ms; weights by {weights}'
+  return Judged('; '.join([said, *dict.fromkeys(others)]), expected)

@@ -400,6 +400,8 @@ class Ahead:
     wait: See `Wait`.
     fill: `(position)`: reads prompts from there on, before the thread needs
       them: some bear no other thread than the one that publishes.
+    agree: With several processes, of which the first draws a rollout before the
+      others hear of it: makes its number that of all. None: there is one.
   """
 
   def __init__(
@@ -410,7 +412,9 @@ class Ahead:
     rollouts: int,
     wait: Wait = contextlib.nullcontext,
     fill: Callable[[int], None] = lambda position: None,
+    agree: Callable[[int], int] | None = None,
   ):
+    self._agree = agree
     self._sampling, self._pace, self._lease = sampling, pace, lease
     self._rollouts, self._wait, self._fill = rollouts, wait, fill
     # All that follows is guarded by it. `next` reads without it, and waits at
@@ -421,6 +425,7 @@ class Ahead:
     self._learned = 0  # the rollout that is asked for next
     self._begun = 0  # the one that is drawn now, or next
     self._prompts = PromptState()  # of that one
+    self._earlier = PromptState()  # of the last that was learned from
     self._finished: dict[int, Finished] = {}
     self._error: BaseException | None = None  # of the one that is drawn now
     self._loaded: int | None = None  # the version that the engine has
@@ -430,6 +435,7 @@ class Ahead:
   def restore(self, receipt: Receipt, version: int) -> None:
     """See `Source`."""
     self._learned, self._prompts = version, receipt.prompts
+    self._earlier = receipt.prompts
     self._finished = dict(enumerate(receipt.finished, version))
     self._begun = version + len(receipt.finished)
     for number, params in zip(receipt.versions, receipt.params, strict=True):
@@ -437,12 +443,19 @@ class Ahead:
 
   def receipt(self) -> Receipt:
     """See `Source`; what is being drawn is drawn again."""
+    agreed = None if self._agree is None else self._agree(self._begun)
     with self._changed:
-      finished = [self._finished[n] for n in range(self._learned, self._begun)]
+      while agreed and self._begun < agreed and self._error is None:
+        self._changed.wait()  # the first process has told of it
+      begun = self._begun if agreed is None else min(agreed, self._begun)
+      finished = [self._finished[n] for n in range(self._learned, begun)]
       prompts, newest = self._prompts, self._learned
+      if begun < self._begun:  # another one has not heard of the last one
+        prompts = finished[-1].prompts if finished else self._earlier
       # Those of the newest are in the checkpoint anyway.
-      versions = sorted(self._needed(self._begun, newest) - {newest})
-    params = tuple(map(self._sampling.snapshot, versions))
+      versions = sorted(self._needed(begun, newest) - {newest})
+      # Here, because the thread drops what it does not need any more.
+      params = tuple(map(self._sampling.snapshot, versions))
     return Receipt(prompts, tuple(finished), tuple(versions), params)
 
   def publish(self, params: Any, version: int) -> None:
@@ -477,7 +490,7 @@ class Ahead:
         assert self._error is not None
         raise self._error
       finished = self._finished.pop(version)
-      self._learned = version + 1
+      self._learned, self._earlier = version + 1, finished.prompts
     waited = time.monotonic() - begun
     counts = {**finished.counts, 'ahead_wait_secs': waited}
     return Delivery(
@@ -531,7 +544,10 @@ class Ahead:
   def _drop(self) -> None:
     """Frees the versions that nothing is drawn by any more."""
     assert self._newest is not None
-    needed = self._needed(self._begun, self._newest[1])
+    begun = self._begun
+    if self._agree is not None:  # others may not have heard of the last one
+      begun = max(begun - 1, self._learned)
+    needed = self._needed(begun, self._newest[1])
     self._sampling.drop(needed | {self._newest[1]})
 
   def _refresh(self) -> None:

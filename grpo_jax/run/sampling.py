@@ -35,8 +35,8 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
-from grpo_jax.run.jobs import desk as desk_lib
 from grpo_jax.run.jobs import learning as learning_jobs
+from grpo_jax.run.jobs import shared
 
 
 class Jobs(NamedTuple):
@@ -47,7 +47,7 @@ class Jobs(NamedTuple):
     offers: Has the snapshots.
   """
 
-  desk: desk_lib.Desk
+  desk: shared.Shared
   offers: offering.Offers
 
 
@@ -65,7 +65,7 @@ def _weights(run: build.Run, updater: Updater) -> Weights:
 
 def abstract_snapshot(run: build.Run, updater: Updater) -> Any:
   """Shapes, dtypes and shardings of what draws rollouts of an older version."""
-  if run.config.generator.listen:
+  if run.jobs.listen:
     return offers(run, updater).abstract()
   return _weights(run, updater).abstract()
 
@@ -105,7 +105,9 @@ def source(
   fill = run.prompts.fill
   if jobs is not None:
     there = _There(run, jobs)
-    return Ahead(there, run.draw.pace, lease, run.steps, wait, fill)
+    return Ahead(
+      there, run.draw.pace, lease, run.steps, wait, fill, jobs.desk.agree
+    )
   here = _Here(run, _weights(run, updater))
   return Ahead(here, run.draw.pace, lease, run.steps, wait, fill)
 
@@ -117,7 +119,7 @@ class _There:
     self._desk, weights = jobs.desk, jobs.offers
     self.publish, self.drop = weights.publish, weights.drop
     self.snapshot, self.restore = weights.snapshot, weights.restore
-    run = learning_jobs.elsewhere(jobs.desk, run)
+    run = learning_jobs.elsewhere(jobs.desk, run, run.check)
     self.draw = functools.partial(sampled, run)
 
   def load(self, version: int, goes_on: bool = False) -> None:

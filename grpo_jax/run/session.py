@@ -106,8 +106,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
-    if not _has_jobs(run, start):
-      run = _with_processes(run, stack)
+    run = _with_processes(run, stack)
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
@@ -134,10 +133,9 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     saves.warn = monitor.warn
     wait = functools.partial(progress_lib.at_once, start.stop, peers)
     jobs = _jobs(stack, run, updater, frozen, start, screen)
+    run = learning_jobs.elsewhere(jobs and jobs.desk, run)
     source = sampling.source(run, updater, replay, wait, jobs)
     stack.callback(source.close)
-    if jobs is not None:
-      run = learning_jobs.elsewhere(jobs.desk, run)
     yield (
       Session(
         run,
@@ -211,6 +209,10 @@ def _joined(run: build.Run, start: Start) -> build.Run:
     ValueError: The processes were started differently.
   """
   peers = start.peers
+  if start.replay is not None:  # nothing is drawn but answers
+    run = dataclasses.replace(
+      run, jobs=dataclasses.replace(run.jobs, listen='')
+    )
   joining.check_joined(peers)
   if peers.number == 1:
     return run
@@ -234,11 +236,6 @@ def _joined(run: build.Run, start: Start) -> build.Run:
   )
 
 
-def _has_jobs(run: build.Run, start: Start) -> bool:
-  """Whether jobs draw; a replay draws nothing but answers, and itself."""
-  return bool(run.config.generator.listen) and start.replay is None
-
-
 def _jobs(
   stack: contextlib.ExitStack,
   run: build.Run,
@@ -248,18 +245,20 @@ def _jobs(
   screen: monitor_lib.Screen,
 ) -> sampling.Jobs | None:
   """What draws for the run in jobs of its own; None if it draws itself."""
-  if not _has_jobs(run, start):
+  if not run.jobs.listen:
     return None
   offers = sampling.offers(run, updater)
   workdir = pathlib.Path(start.workdir)
   opened = learning_jobs.opened(
-    run, offers, frozen, workdir, screen.line, start.stop
+    run, offers, frozen, workdir, screen.line, start.stop, start.peers
   )
   return sampling.Jobs(stack.enter_context(opened), offers)
 
 
 def _with_processes(run: build.Run, stack: contextlib.ExitStack) -> build.Run:
   """The run with what judges and plays for it in processes of their own."""
+  if run.jobs.listen:  # jobs have processes of their own
+    return run
   # Early, so that they import the judges while this process compiles.
   workers = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
   player = stack.enter_context(build_environment.player(run.environment))

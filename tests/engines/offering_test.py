@@ -70,9 +70,10 @@ def fetch_of(model, params, mesh, offers, frozen=None, asked=None):
     return offers.offer(wanted)
 
   shapes = jax.eval_shape(lambda x: x, params)
-  return fetching.Fetch(
+  made = fetching.Fetch(
     model, shapes, mesh, frozen, offers.described(), ask, '127.0.0.1'
   )
+  return lambda version: made.place(made.land(version))
 
 
 def assert_equal(found, wanted):

@@ -85,6 +85,25 @@ def test_ends_and_starts_again(tmp_path, story, options, code, times):
   assert ('kills process' in said) == ('ignores' in story)
 
 
+def test_generators_come_and_go_by_themselves(tmp_path):
+  begun = time.monotonic()
+  process = start(tmp_path, 'drawn,drawn', '--generators=2')
+  code, out, said = ended(process)
+  assert (code, starts(tmp_path)) == (0, 1), said
+  assert 'has ended with exit code 75: starts it again' in said
+  assert '[g0] it draws' in out and '[g1] it draws' in out
+  told = [
+    json.loads((tmp_path / f'generator.{n}').read_text()) for n in range(3)
+  ]
+  (flag,) = json.loads((tmp_path / '0.1').read_text())['flags'][:1]
+  address = flag.removeprefix('--config.generator.listen=')
+  assert address.startswith('127.0.0.1:')
+  assert {tuple(one['flags']) for one in told} == {(f'--learner={address}',)}
+  assert all(is_gone(one['pid']) for one in told)
+  assert not list(tmp_path.glob('generator.3'))
+  assert 5 < time.monotonic() - begun < 60  # they hear that the run is done
+
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_to_all_once(tmp_path, number):
   process = start(tmp_path, 'waits,waits,waits;0,0,0')

@@ -141,6 +141,23 @@ def test_the_growth_may_be_a_schedule():
   assert np.any(one != slopes(losses.ppo_clip(LOW, HIGH), batch, logp)[1])
 
 
+def test_by_default_older_than_one_version_is_stale_and_clips_are_grpos():
+  batch = batch_of([0, 1, 2])
+  one, other = (
+    advantages(transform, batch).advantage
+    for transform in (losses.mask_stale(), losses.mask_stale(1, False))
+  )
+  np.testing.assert_array_equal(one, other)
+  logp = jnp.where(batch.mask, batch.logp_old, 0)
+  logp += jnp.resize(jnp.asarray([0.21, -0.25]), logp.shape)
+  found = [
+    jax.tree.leaves(slopes(objective, batch, logp)[:2])
+    for objective in (losses.clip_by_age(), losses.ppo_clip())
+  ]
+  for one, other in zip(*found, strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
 def test_what_means_nothing_is_refused():
   for make, words in (
     (lambda: losses.mask_stale(-1), 'mask_stale got versions=-1'),

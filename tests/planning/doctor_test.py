@@ -10,7 +10,10 @@ from grpo_jax.planning import doctor
 from grpo_jax.planning import host_checks
 from grpo_jax.planning.doctor import Check
 from grpo_jax.planning.host_checks import Judged
+from grpo_jax.run.jobs import desk as desk_lib
+from grpo_jax.run.jobs import learning
 from tests.hosts import processes_test
+from tests.run.jobs import doors
 
 pytestmark = pytest.mark.quick
 
@@ -47,6 +50,38 @@ def examine(peers=processes.ALONE, workdir=None, sizes=TINY, give_up=None):
 
 def verdicts(lines):
   return {line.name: line.verdict for line in lines.values()}
+
+
+def test_a_learner_is_asked_whether_this_machine_could_draw(
+  measured_once, monkeypatch
+):
+  config = json.loads(json.dumps(dataclasses.asdict(config_lib.Config())))
+  same = learning.needed(config_lib.Config())
+  hello = {
+    'run': 'a run',
+    'config': config,
+    'same': same,
+    'doors': ['here'],
+    'weights': {'way': 'files'},
+  }
+  desk = desk_lib.Desk()
+  asked = lambda address: doctor.examine(
+    processes.ALONE, None, lambda line: None, None, TINY, None, (address, '')
+  )[-1]
+  with doors.opened(desk, secret=b'', hello=hello) as address:
+    line = asked(address)
+    assert (line.name, line.verdict) == ('learner', 'ok'), line
+    assert line.measured.startswith('answers within ')
+    assert line.measured.endswith('weights by files')
+    same['the version of jax'] = "'0.1'"
+    line = asked(address)
+    assert line.verdict == 'failed'
+    assert "the version of jax: '" in line.measured and '0.1' in line.measured
+  line = asked(address)
+  assert line.verdict == 'failed'
+  assert 'does not answer' in line.failures[0][1]
+  with doors.opened(desk, hello=hello) as address:  # with a secret
+    assert 'has another secret' in asked(address).failures[0][1]
 
 
 def test_on_a_sound_machine_nothing_fails(tmp_path):

@@ -196,7 +196,8 @@ def numbers(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     rewards.setdefault(one.arm.label, []).append(one.numbers['reward'])
     for name, values in one.numbers.items():
       of_arm = means.setdefault(name, {}).setdefault(one.arm.label, {})
-      of_arm[str(one.seed)] = float(np.nanmean(values))
+      # As numbers, because a file has None in the place of NaN.
+      of_arm[str(one.seed)] = float(np.nanmean(np.array(values, float)))
   return {
     'means': means,
     'curves': {k: np.mean(x, axis=0).tolist() for k, x in rewards.items()},

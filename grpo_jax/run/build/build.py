@@ -100,6 +100,7 @@ class Run(Drawing):
   export: specs.ExportSpec
   early_stop: specs.EarlyStopSpec
   measure: specs.MeasureSpec
+  jobs: specs.JobsSpec
   sources: tuple[workdir.Source, ...]
   prompts: Any  # endless grain dataset of records
   epoch: int  # how many rows of it hold every record; see `data.epoch_rows`
@@ -132,7 +133,7 @@ def run(
   _require_to_train(config, objects, *needed)
   parts = sampler(config, objects, trains=True, shares=shares)
   config, mesh, model = parts.config, parts.mesh, parts.model
-  own = config.generator.devices
+  generator = config.generator
   answer_function(parts.evaluation)  # raises if there is none
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   # Whoever draws judges too: a device gets programs from one thread.
@@ -158,7 +159,9 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
-    draws_ahead=bool(config.sampler.ahead or own or config.generator.listen),
+    draws_ahead=bool(
+      config.sampler.ahead or generator.devices or generator.listen
+    ),
     peak_flops=peak and peak * mesh.size,
   )
 
@@ -171,6 +174,7 @@ def run_specs(
 ) -> dict[str, Any]:
   """The specs of what learns, by the name of their field in `Run`."""
   kept, log, early = config.checkpoint, config.log, config.early_stop
+  jobs = config.generator
   return {
     'steps': config.steps,
     'learn': build_learner.learn_spec(config, model, mesh, method),
@@ -185,6 +189,9 @@ def run_specs(
     'export': specs.ExportSpec(**vars(config.export)),
     'early_stop': specs.EarlyStopSpec(
       early.metric, early.mode, early.patience, early.least_improvement
+    ),
+    'jobs': specs.JobsSpec(
+      jobs.listen, jobs.secret, jobs.weights, jobs.wait_secs
     ),
     'measure': specs.MeasureSpec(
       log.completions_every_steps if log.token_effects else 0,

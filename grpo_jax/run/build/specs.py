@@ -83,6 +83,16 @@ class DrawSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class JobsSpec:
+  """Where jobs that draw find the run; see `config.Generator`."""
+
+  listen: str  # '': there are none, and the run draws itself
+  secret: str
+  weights: str
+  wait_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
 class LearnSpec:
   """How rollouts become updates."""
 

@@ -59,6 +59,12 @@ class Learner:
     self.address, self._signer = address, signer
     self.run = ''  # set by `hello`
 
+  def beside(self, address: str) -> 'Learner':
+    """Another process of this learner, which has said hello."""
+    found = Learner(address, self._signer)
+    found.run = self.run
+    return found
+
   def own_host(self) -> str:
     """The address of this machine from which the learner is reached."""
     with socket.create_connection((self.host, self._port), _CALL_SECS) as one:

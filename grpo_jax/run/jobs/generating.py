@@ -81,8 +81,8 @@ class Ended(processes.StartAgain):
 class Draws(Protocol):
   """What draws and judges parts; the same calls in all processes."""
 
-  def load(self, version: int, start: str) -> None:
-    """Draws by a version from now on.
+  def fetch(self, version: int, start: str) -> None:
+    """Gets what this process needs of a version.
 
     Args:
       version: Of the parameters.
@@ -92,6 +92,10 @@ class Draws(Protocol):
       OSError: The learner does not answer, or its weights have not come.
       calls.Refused: It has not got that version any more.
     """
+    ...
+
+  def load(self, version: int, start: str) -> None:
+    """Draws by a version from now on, which all processes have fetched."""
     ...
 
   def draw(
@@ -223,8 +227,8 @@ class Generator:
   def _ask(self) -> dict[str, Any]:
     """Joins, if the learner does not know this generator; asks for a part."""
     if self._word is None:
-      self._word = self._learner.ask('/join', self._join)['word']
-      self._beats = calls.Beats(self._learner, self._word)
+      word: str = self._learner.ask('/join', self._join)['word']
+      self._word, self._beats = word, calls.Beats(self._learner, word)
     return self._learner.ask('/take', {'word': self._word})
 
   def _forget(self) -> None:
@@ -268,9 +272,9 @@ class Generator:
 
   def _loads(self, job: Job) -> bool:
     """Gets the weights for a part; whether all processes have them."""
-    why = ''
+    why, start = '', self._ticket.partition('.')[0]
     try:
-      self._draws.load(job.version, self._ticket.partition('.')[0])
+      self._draws.fetch(job.version, start)
     except (fetching.Late, calls.Away) as error:
       why = plain_text.first_line(error)
     except calls.Refused as error:
@@ -286,6 +290,7 @@ class Generator:
       self._stop_or_sleep(_AGAIN_SECS)
       return False
     self._late = 0
+    self._draws.load(job.version, start)
     return True
 
   def _newest(self) -> int | None:

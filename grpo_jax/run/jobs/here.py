@@ -12,9 +12,11 @@ import jax
 
 from grpo_jax.config import Config
 from grpo_jax.config import dataclass_from_dict
+from grpo_jax.config import plain_text
 from grpo_jax.engines import fetching
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
+from grpo_jax.rollouts import gathering
 from grpo_jax.run import drawing
 from grpo_jax.run import judging
 from grpo_jax.run.build import build
@@ -32,26 +34,37 @@ class Here:
   Args:
     run: Draws.
     fetch: Fetches the parameters of a version.
-    newest: The version that the learner has drawn by now; None: as before.
     peers: The processes of this job.
   """
 
   def __init__(
     self,
     run: build.Drawing,
-    fetch: Callable[[int], Any],
+    fetch: fetching.Fetch,
     peers: processes.Processes = processes.ALONE,
   ):
     self._run, self._fetch, self._peers = run, fetch, peers
-    self._loaded: tuple[str, int] | None = None  # the learner's start, version
+    # Of the learner's start, and the version.
+    self._loaded: tuple[str, int] | None = None
+    self._landed_as: tuple[str, int] | None = None
+    self._landed: Any = None
+
+  def fetch(self, version: int, start: str) -> None:
+    """See `Draws`."""
+    if self._loaded != (start, version) != self._landed_as:
+      self._landed = self._landed_as = None
+      self._landed = self._fetch.land(version)
+      self._landed_as = start, version
 
   def load(self, version: int, start: str) -> None:
     """See `Draws`."""
     if self._loaded == (start, version):
       return
     self._loaded = None
-    self._run.engine.unload()  # so that memory holds one set at a time
-    self._run.engine.take(self._fetch(version), version)
+    self._run.engine.unload()
+    params = self._fetch.place(self._landed)
+    self._landed = self._landed_as = None
+    self._run.engine.take(params, version)
     self._loaded = start, version
 
   def draw(
@@ -68,7 +81,13 @@ class Here:
         self._refresh(self._peers.from_first(newest()))
 
     run = dataclasses.replace(self._run, check=checked)
-    return drawing.collect_part(run, job.records, job.step, job.purpose)
+    part = drawing.collect_part(run, job.records, job.step, job.purpose)
+    if self._peers.number > 1:
+      decode = run.tokenizer.decode if self._peers.is_first else None
+      part = part._replace(
+        rollout=gathering.whole(part.rollout, run.mesh, decode)
+      )
+    return part
 
   def _refresh(self, version: int | None) -> None:
     """Goes on by a newer version, between two turns of the engine."""
@@ -76,12 +95,15 @@ class Here:
     start, loaded = self._loaded
     if version is None or version <= loaded:
       return
+    why = ''
     try:
-      self._run.engine.take(self._fetch(version), version)
-    except calls.Refused as error:
-      if error.status != 410:  # there is a newer one already
-        raise
-    else:
+      self.fetch(version, start)
+    except (calls.Refused, OSError) as error:  # there is a newer one already
+      why = plain_text.first_line(error)
+    if not any(self._peers.exchange(why)):
+      params = self._fetch.place(self._landed)
+      self._landed = self._landed_as = None
+      self._run.engine.take(params, version)
       self._loaded = start, version
 
 
@@ -130,9 +152,13 @@ def opened(
       'those that the learner has; copy the same for both.'
     )
 
+  doors = [
+    learner.beside(address) if process else learner
+    for process, address in enumerate(hello['doors'])
+  ]
+
   def ask(process: int, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    del process
-    return learner.ask('/weights', wanted)
+    return doors[process].ask('/weights', wanted)
 
   with contextlib.ExitStack() as stack:
     if peers.number > 1:

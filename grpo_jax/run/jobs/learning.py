@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
-import secrets
 import socket
 import time
 from typing import Any
@@ -18,12 +18,14 @@ import jax
 
 from grpo_jax.config import plain_text
 from grpo_jax.engines import offering
+from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import drawing
 from grpo_jax.run.build import build
 from grpo_jax.run.build import identity
 from grpo_jax.run.jobs import desk as desk_lib
 from grpo_jax.run.jobs import door as door_lib
+from grpo_jax.run.jobs import shared
 from grpo_jax.run.jobs import wire
 from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.serving import listening
@@ -85,7 +87,7 @@ def reached_at(host: str) -> str:
     host: At which it listens; may stand for all addresses.
   """
   if host not in ('0.0.0.0', '::', ''):
-    return socket.getaddrinfo(host, None)[0][4][0]
+    return str(socket.getaddrinfo(host, None)[0][4][0])
   # No packet is sent: the system tells which address it would use.
   with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
     try:
@@ -96,8 +98,9 @@ def reached_at(host: str) -> str:
 
 
 def collect(
-  desk: desk_lib.Desk,
+  desk: shared.Shared,
   run: build.Run,
+  check: Callable[[], None],
   records: drawing.Records,
   step: int,
   purpose: str,
@@ -110,12 +113,26 @@ def collect(
     desk_lib.Job(purpose, step, n, len(parts), part, desk.newest)
     for n, part in enumerate(parts)
   ]
-  return drawing.joined(desk.draw(jobs, run.check), at_once=True)
+  return drawing.joined(desk.draw(jobs, check), at_once=True)
 
 
-def elsewhere(desk: desk_lib.Desk, run: build.Run) -> build.Run:
-  """The run, for which generators draw."""
-  return dataclasses.replace(run, collect=functools.partial(collect, desk, run))
+def elsewhere(
+  desk: shared.Shared | None,
+  run: build.Run,
+  check: Callable[[], None] = lambda: None,
+) -> build.Run:
+  """The run, for which generators draw, if there is a desk.
+
+  Args:
+    desk: The desk.
+    run: The run.
+    check: Called while somebody waits for them; not all processes do equally
+      often.
+  """
+  if desk is None:
+    return run
+  draws = functools.partial(collect, desk, run, check)
+  return dataclasses.replace(run, collect=draws)
 
 
 @contextlib.contextmanager
@@ -126,7 +143,8 @@ def opened(
   workdir: pathlib.Path,
   tell: Callable[[str], None],
   stop: stop_signal.Stop,
-) -> Iterator[desk_lib.Desk]:
+  peers: processes.Processes = processes.ALONE,
+) -> Iterator[shared.Shared]:
   """A desk, whose door is open.
 
   At the end of a run, and if nothing has stopped it, generators are told that
@@ -139,45 +157,44 @@ def opened(
     workdir: Through which weights go that go through files.
     tell: Shows a line.
     stop: Asked by signals.
+    peers: The processes of the learner. The first has the desk, and each has a
+      door at which generators get what its devices have of the weights.
 
   Raises:
     ValueError: The address, or the secret, cannot be used.
   """
-  fields = run.config.generator
+  fields = run.jobs
   check(run.config)
   signer = wire.Signer(secret_of(fields.secret))
   host, port = address_of(fields.listen)
-  offers.way = _way(fields.weights, reached_at(host), workdir)
-  config = json.loads(json.dumps(dataclasses.asdict(run.config)))
-  word = run_word(config)
+  if not peers.is_first:
+    host, port = host if listening.is_loopback(host) else '', 0
   desk = desk_lib.Desk(fields.wait_secs, tell, inflight=run.draw.pace.inflight)
-  same = needed(run.config)
-  hello = {
-    'run': word,
-    'start': secrets.token_hex(8),
-    'config': config,
-    'same': same,
-    'fingerprints': fingerprints,
-    'weights': offers.described(),
-  }
-  door = door_lib.Door(
-    desk,
-    signer,
-    hello,
-    functools.partial(_refused, same, tell),
-    functools.partial(_offered, offers, tell),
-  )
   with contextlib.ExitStack() as stack:
-    stack.callback(offers.close)
-    it = stack.enter_context(
-      listening.Listening(door, listening.bound(host, port))
+    with peers.together():
+      offers.way = _way(fields.weights, reached_at(host), workdir)
+      stack.callback(offers.close)
+      listener = listening.bound(host, port)
+      stack.callback(listener.close)
+    address = f'{_bracketed(reached_at(host))}:{listener.getsockname()[1]}'
+    hello = _hello(run, offers, fingerprints) | {
+      'doors': peers.exchange(address)
+    }
+    door = door_lib.Door(
+      desk,
+      signer,
+      hello,
+      functools.partial(_refused, needed(run.config), tell),
+      functools.partial(_offered, offers, tell),
     )
+    it = stack.enter_context(listening.Listening(door, listener))
     stack.callback(lambda: setattr(door, 'is_closing', True))
-    tell(
-      f'generators: `grpo-jax generate --learner={_shown(*it.address)}`; '
-      f'weights by {offers.way.name}'
-    )
-    yield desk
+    if peers.is_first:
+      tell(
+        f'generators: `grpo-jax generate --learner={_shown(*it.address)}`; '
+        f'weights by {offers.way.name}'
+      )
+    yield shared.Shared(desk, peers, stop)
     if not stop():
       desk.is_done = True
       until = time.monotonic() + LEAVE_SECS
@@ -185,10 +202,28 @@ def opened(
         time.sleep(0.05)
 
 
+def _hello(
+  run: build.Run, offers: offering.Offers, fingerprints: list[int]
+) -> dict[str, Any]:
+  """What a generator must know of a run."""
+  config = json.loads(json.dumps(dataclasses.asdict(run.config)))
+  return {
+    'run': run_word(config),
+    'config': config,
+    'same': needed(run.config),
+    'fingerprints': fingerprints,
+    'weights': offers.described(),
+  }
+
+
+def _bracketed(host: str) -> str:
+  return f'[{host}]' if ':' in host else host
+
+
 def _shown(host: str, port: int) -> str:
   if host in ('0.0.0.0', '::'):
     host = socket.gethostname()
-  return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+  return f'{_bracketed(host)}:{port}'
 
 
 def _way(name: str, host: str, workdir: pathlib.Path) -> offering.Way:
@@ -208,10 +243,13 @@ def _way(name: str, host: str, workdir: pathlib.Path) -> offering.Way:
 
 def needed(config: build.Config) -> dict[str, str]:
   """What must be the same where a run learns and where it draws, by name."""
-  return {
+  # How programs are compiled, and not how many devices a CPU pretends to be.
+  flags = os.environ.get('XLA_FLAGS', '').split()
+  flags = sorted(x for x in flags if '_device_count=' not in x)
+  return {'XLA_FLAGS': ' '.join(flags)} | {
     name: repr(value)
     for name, value in identity.compared(config).items()
-    if not name.startswith('config.') and "'data." not in name
+    if not name.startswith('config.') and ' data.' not in name
   }
 
 

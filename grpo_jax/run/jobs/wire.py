@@ -128,7 +128,7 @@ def _strange(value: Any, where: str = '') -> str:
 def collected_to_bytes(part: drawing.Collected) -> dict[str, bytes]:
   """What was drawn as blobs; see `collected_from_bytes`."""
   rollout = part.rollout
-  arrays = {
+  arrays: dict[str, Any] = {
     'waited_secs': np.float64(part.waited_secs),
     'judging_secs': np.float64(part.judging_secs),
     **{f'use/{name}': np.float64(x) for name, x in part.use.items()},

@@ -105,7 +105,8 @@ def parts(config, run, c):
     on = sharding.generating_mesh(mesh, own, c.sampler.tensor, apart)
   yield 'mesh of the engine', engine.mesh, on
   yield 'mesh of whoever samples', run.sampling_mesh, on
-  yield 'who draws', run.draws_ahead, bool(own or c.sampler.ahead)
+  draws = own or c.sampler.ahead or c.generator.listen
+  yield 'who draws', run.draws_ahead, bool(draws)
   turn = 32 if c.generator.updates == 'inflight' else None
   if isinstance(engine, engines.LocalEngine):
     yield 'tokens by the same weights', engine.turn_tokens, turn

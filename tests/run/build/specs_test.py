@@ -83,11 +83,16 @@ ROWS = {
   'draw.retire_solved': 'sampler.retire_solved',
   'draw.right_reward': 'evaluation.right_reward',
   'draw.shuffles': 'shuffle_rewards',
+  'draw.parts': 'generator.parts',
   'draw.pace': lambda config: sources.Pace(
     config.sampler.ahead,
     config.generator.every,
     config.generator.updates == 'inflight',
   ),
+  'jobs.listen': 'generator.listen',
+  'jobs.secret': 'generator.secret',
+  'jobs.weights': 'generator.weights',
+  'jobs.wait_secs': 'generator.wait_secs',
   'evaluation.every_steps': 'evaluation.every_steps',
   'evaluation.examples': 'evaluation.examples',
   'evaluation.answer': 'evaluation.answer',
@@ -274,6 +279,6 @@ def test_below_build_nothing_reads_a_config():
         if 'Config' in names:
           readers.add(path.name)
   assert readers == {
-    'bare.py', 'export.py', 'loop.py', 'policy.py', 'session.py',
+    'bare.py', 'export.py', 'here.py', 'loop.py', 'policy.py', 'session.py',
     'objects.py', 'records.py', 'workdir.py',
   }  # fmt: skip

@@ -19,10 +19,10 @@ SECRET = b'of the test'
 
 
 @contextlib.contextmanager
-def opened(desk, secret=SECRET, port=0, run='a run', **options):
+def opened(desk, secret=SECRET, port=0, run='a run', hello=None, **options):
   """The address of a learner's door over a desk."""
   signer = wire.Signer(secret)
-  door = door_lib.Door(desk, signer, {'run': run}, **options)
+  door = door_lib.Door(desk, signer, hello or {'run': run}, **options)
   with listening.Listening(door, listening.bound(port=port)) as it:
     try:
       yield f'127.0.0.1:{it.address[1]}'
@@ -46,8 +46,11 @@ class Draws:
   def __init__(self, before=lambda job, check: None):
     self.before, self.versions, self.jobs = before, [], []
 
-  def load(self, version, start):
+  def fetch(self, version, start):
     self.versions.append(version)
+
+  def load(self, version, start):
+    assert self.versions[-1] == version
 
   def draw(self, job, check, newest):
     self.jobs.append(job)

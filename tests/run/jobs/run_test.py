@@ -90,9 +90,12 @@ class Late:
   def __init__(self, draws, seed):
     self._draws, self._chance = draws, random.Random(seed)
 
-  def load(self, *args):
+  def fetch(self, *args):
     if self._chance.random() < 0.2:
       raise fetching.Late('The link is slow.')
+    self._draws.fetch(*args)
+
+  def load(self, *args):
     self._draws.load(*args)
 
   def draw(self, job, check, newest):
