@@ -215,6 +215,28 @@ def test_a_job_has_weights_and_caches_and_the_learner_the_versions():
   assert made.chips == 24
 
 
+def test_programs_are_compiled_for_the_side_that_runs_them(monkeypatch):
+  asked = []
+
+  def compile_all(requests, tell=None):
+    asked.extend(requests)
+    return [compiling.Compiled(error='full', fits=False)] * len(requests)
+
+  monkeypatch.setattr(compiling, 'compile_all', compile_all)
+  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
+  config = config_of(**{'mesh.data': -1, 'mesh.slices': 2})
+  job, topology = (topologies.named('v5e:2x4', n) for n in (1, 2))
+  made = plans.compiled(
+    plans.plan(config, topology, estimate=True, jobs=Jobs(2, job))
+  )
+  assert all(one.is_refused for one in made.programs)
+  for one, request in zip(made.programs, asked, strict=True):
+    learns = one in made.side(learns=True)
+    assert (request.slices, request.program) == (1 + learns, one.name)
+    assert request.config['sampler']['prompts'] == (8 if learns else 4)
+    assert request.config['mesh']['slices'] == 1 + learns
+
+
 @pytest.mark.parametrize('number, parts, rounds', [(2, 2, 1), (3, 4, 2)])
 def test_jobs_draw_equal_parts_in_rounds(number, parts, rounds):
   config = config_of(**{'mesh.data': -1})
