@@ -112,7 +112,7 @@ def compare(directory: str) -> Against:
   shares = [1 if is_cpu else number for number in sides]
   # All tokens may choose the same experts.
   least = weights.read(1, parts.model.experts)
-  drawn = least * weights.sampled / weights.gathered
+  drawn = weights.read(1, parts.model.experts, draws=True)
   reads = [
     size * (number if is_cpu else 1)
     for size, number in zip((drawn, least), sides, strict=True)

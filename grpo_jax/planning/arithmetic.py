@@ -102,6 +102,7 @@ class Weights:
       together.
     renewed: Of `sampled`, what comes anew with each version.
     sampled_experts: Of `sampled`, the experts of all layers.
+    sampled_table: Of `sampled`, the embedding; see `table`.
     gathered: In the compute dtype, gathered.
     sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
@@ -131,6 +132,7 @@ class Weights:
   published: int = 0
   renewed: int = 0
   sampled_experts: int = 0
+  sampled_table: int = 0
 
   @property
   def state(self) -> int:
@@ -142,19 +144,25 @@ class Weights:
     """What lies in the memory of the host, for one device."""
     return self.host_moments + self.host_reference
 
-  def read(self, tokens: float, mixture: models.Experts | None) -> float:
+  def read(
+    self, tokens: float, mixture: models.Experts | None, draws: bool = False
+  ) -> float:
     """What a pass over some tokens reads, bytes.
 
     Args:
       tokens: Of a mixture, only the experts that they choose are read, each
         expert being chosen as often as any other. One token gives the least.
       mixture: Of the model.
+      draws: Whether it reads the weights of decoding.
     """
-    whole = float(self.gathered - self.table)
+    whole, experts = self.gathered - self.table, self.experts
+    if draws:
+      whole = self.sampled - self.sampled_table
+      experts = self.sampled_experts
     if mixture is None:
-      return whole
+      return float(whole)
     idle = (1 - mixture.per_token / mixture.number) ** tokens
-    return whole - idle * self.experts
+    return float(whole - idle * experts)
 
 
 def count_weights(parts: Abstract) -> Weights:
@@ -166,9 +174,11 @@ def count_weights(parts: Abstract) -> Weights:
   gathered = _placed(read, mesh, parts.engine.model)
   compute = jnp.dtype(model.compute_dtype).itemsize
   width, vocab = model.width, model.vocab_size
-  split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
-  table = width * vocab * compute // split
   tied = model.tied_embeddings
+
+  def table(mesh):
+    split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
+    return width * vocab * compute // split
 
   drawn = build_model.split(parts.engine.model, read).trained
 
@@ -192,8 +202,8 @@ def count_weights(parts: Abstract) -> Weights:
     frozen=on_device(parts.updater.frozen),
     gathered=on_device(gathered),
     sampled=on_device(read),
-    head=table,
-    table=0 if tied else table,
+    head=table(mesh),
+    table=0 if tied else table(mesh),
     experts=experts(gathered),
     fetched=mesh.shape['fsdp']
     * compute
@@ -206,6 +216,7 @@ def count_weights(parts: Abstract) -> Weights:
     published=_whole(drawn),
     renewed=on_device(drawn),
     sampled_experts=experts(read),
+    sampled_table=0 if tied else table(run.sampling_mesh),
   )
 
 
@@ -227,8 +238,8 @@ def snapshots(pace: Any) -> int:
   """
   if pace.inflight:
     return 2
-  newest = range(pace.ahead, pace.ahead + pace.every)
-  return max(len(pace.needed(v, v) | {v}) for v in newest)
+  newest = pace.ahead  # then no rollout needs more than the oldest there is
+  return len(pace.needed(newest, newest) | {newest})
 
 
 def landed(trained: Any, parts: int) -> int:
@@ -865,7 +876,7 @@ class Arithmetic:
       # Of a completion half is there on average, of its prompt all.
       seen = self._cache(prompts, 0, self.tokens)
       seen += self._cache(0, rows, self.tokens) / 2
-      weights = self._read(here * self.group, mesh) * self._sampled_share
+      weights = self._read(here * self.group, draws=True)
       flops = sum(self._forward(0, rows, mesh=mesh))
       made = Work(flops, self.tokens * (weights + seen))
       tokens = here * self.group * self.tokens
@@ -875,7 +886,7 @@ class Arithmetic:
         prompts = self.prompts / self.reads
         here = prompts / sharding.row_shards(mesh)
       tokens = here * self.prompt_tokens
-      weights = self._read(tokens, mesh) * self._sampled_share
+      weights = self._read(tokens, draws=True)
       made = Work(self._forward(prompts, 0, mesh=mesh)[0], weights)
       return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'grow':
@@ -889,11 +900,11 @@ class Arithmetic:
       return made + self._sent('fsdp', float(weights.fetched))
     return made + Work(ici_bytes=float(weights.sampled))
 
-  def _read(self, tokens: float, mesh: Any = None) -> float:
+  def _read(self, tokens: float, draws: bool = False) -> float:
     """Weights that a pass over so many tokens on each device reads, bytes."""
     # Those of all shards that the experts are split over come to each expert.
-    exchanging = self._experts_split(mesh or self.mesh)
-    return self.weights.read(tokens * exchanging, self.model.experts)
+    split = self._experts_split(self.sampling_mesh if draws else self.mesh)
+    return self.weights.read(tokens * split, self.model.experts, draws)
 
   def _activations_sent(
     self, tokens: float, learns: bool = False, mesh: Any = None

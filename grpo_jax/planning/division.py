@@ -138,7 +138,7 @@ def _tried(config: Config, topology: Topology) -> Iterator[_Best]:
     changed = _changed(config, 0, ahead)
     for number in _numbers(topology.groups):
       yield functools.partial(_with_jobs, changed, topology, number)
-  elif topology.hosts == 1:
+  else:
     for number in _numbers(topology.number):
       yield functools.partial(_apart, _changed(config, number, ahead), topology)
 

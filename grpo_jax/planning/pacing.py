@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 def handed_over(counted: Arithmetic, machine: Machine) -> Sync:
-  """Of devices of one process.
+  """Of devices of one process, which are those of one host.
 
   A version is cut into as many parts as both sides have devices for, and each
   is sent once. The devices that hold the same part copy it from the first of
@@ -69,17 +69,15 @@ def handed_over(counted: Arithmetic, machine: Machine) -> Sync:
   weights = counted.weights
   near, far = counted.mesh.size, counted.sampling_mesh.size
   cut = math.gcd(near, far)
-  link = 'ici' if near + far <= counted.joined else 'dcn'
-  speed = machine.ici_bytes if link == 'ici' else machine.dcn_bytes
-  part = weights.published / cut
-  copied, lacked = part * (far // cut - 1), weights.renewed * (1 - 1 / cut)
-  inside = machine.ici_bytes
+  sent = weights.published / cut * (far // cut)
+  lacked = weights.renewed * (1 - 1 / cut)
+  link = machine.ici_bytes
   return Sync(
     float(weights.published),
-    link,
-    _secs(part, speed) + _secs(copied, inside),
-    _secs(lacked, inside),
-    bool(speed and (inside or not copied + lacked)),
+    'ici',
+    _secs(sent, link),
+    _secs(lacked, link),
+    bool(link),
   )
 
 

@@ -215,6 +215,28 @@ def test_a_job_has_weights_and_caches_and_the_learner_the_versions():
   assert made.chips == 24
 
 
+def test_programs_are_compiled_for_the_side_that_runs_them(monkeypatch):
+  asked = []
+
+  def compile_all(requests, tell=None):
+    asked.extend(requests)
+    return [compiling.Compiled(error='full', fits=False)] * len(requests)
+
+  monkeypatch.setattr(compiling, 'compile_all', compile_all)
+  monkeypatch.setattr(topologies, 'mesh', lambda *_: None)
+  config = config_of(**{'mesh.data': -1, 'mesh.slices': 2})
+  job, topology = (topologies.named('v5e:2x4', n) for n in (1, 2))
+  made = plans.compiled(
+    plans.plan(config, topology, estimate=True, jobs=Jobs(2, job))
+  )
+  assert all(one.is_refused for one in made.programs)
+  for one, request in zip(made.programs, asked, strict=True):
+    learns = one in made.side(learns=True)
+    assert (request.slices, request.program) == (1 + learns, one.name)
+    assert request.config['sampler']['prompts'] == (8 if learns else 4)
+    assert request.config['mesh']['slices'] == 1 + learns
+
+
 @pytest.mark.parametrize('number, parts, rounds', [(2, 2, 1), (3, 4, 2)])
 def test_jobs_draw_equal_parts_in_rounds(number, parts, rounds):
   config = config_of(**{'mesh.data': -1})
@@ -260,12 +282,13 @@ def test_experts_lie_on_the_mesh_of_whoever_samples():
     'mesh.data': 1,
     'sampler.ahead': 1,
   }
-  four, two, in_turn = (
+  four, two, in_turn, in_pair = (
     estimates.estimate(name, 'Qwen3-30B-A3B', **{**shape, **more}).counted
     for name, more in (
       ('v5e:2x4', {'generator.devices': 4}),
       ('v5e:2x4', {'generator.devices': 2}),
       ('v5p:2x2x1', {'sampler.ahead': 0}),
+      ('v5e:1x2', {'sampler.ahead': 0, 'mesh.expert': 2}),
     )
   )
   assert [one.sampling_mesh.shape['expert'] for one in (four, two)] == [4, 2]
@@ -273,6 +296,11 @@ def test_experts_lie_on_the_mesh_of_whoever_samples():
   for name in 'decode', 'prefill':
     assert four.memory(name) == in_turn.memory(name)
     assert four.work(name) == in_turn.work(name)
+    assert two.memory(name) == in_pair.memory(name)
+    assert two.work(name) == in_pair.work(name)
+  # A token of each device: the experts that two choose are read, not four.
+  reads = two._read(1, draws=True), in_pair._read(1, draws=True)
+  assert reads[0] == reads[1] == in_pair._read(1) < two._read(9, draws=True)
   # But the router, which each device has.
   ratio = two.weights.sampled_experts / four.weights.sampled_experts
   assert ratio == pytest.approx(2, rel=0.01)
