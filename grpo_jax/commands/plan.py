@@ -18,7 +18,6 @@ from grpo_jax.planning import plan as plans
 from grpo_jax.planning import roofline
 from grpo_jax.planning import search
 from grpo_jax.planning import topologies
-from grpo_jax.planning import waste
 from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import GIB
 
@@ -63,17 +62,27 @@ def run(arguments: Arguments) -> None:
     )
   config = with_mesh(arguments.config, arguments.mesh, arguments.num_slices)
   topology = topologies.named(arguments.topology, config.mesh.slices)
+  reached, jobs = _reached(arguments.reached), arguments.generators
+  if jobs < 0:
+    raise ValueError(
+      f'--generators={jobs}; give how many jobs sample, or 0 for none.'
+    )
+  if sum(map(bool, (arguments.split, jobs, number))) > 1:
+    raise ValueError(
+      '--split, --generators and --search were given together, each of which '
+      'tries or plans something else; give one of them.'
+    )
   if arguments.split:
-    reached = _reached(arguments.reached)
     print('trying all divisions by arithmetic', file=sys.stderr, flush=True)
     found = division.divide(config, topology, reached)
     if write:
       write([division_json(one) for one in found])
     else:
-      show_divisions(found, reached)
+      show_divisions(found, reached, topology)
     return
   if not number:
-    made = plans.plan(config, topology, estimate=True)
+    own = plans.Jobs(jobs, topology.some(1)) if jobs else None
+    made = plans.plan(config, topology, estimate=True, jobs=own)
     if not write:
       if arguments.topology != topology.name:
         printing.show(f'{arguments.topology} is {topology.name}.')
@@ -121,15 +130,18 @@ def _reached(typed: str) -> division.Reached:
 
 def division_json(one: division.Division) -> dict[str, Any]:
   """A division, for a program to read."""
+  made = one.plan
   return {
     'sampling_devices': one.sampling,
-    'fits': one.plan.fits,
+    'jobs': one.jobs,
+    'ahead': one.config.sampler.ahead,
+    'fits': made.fits,
     'draw_secs': one.draw_secs,
     'learn_secs': one.learn_secs,
-    'sync_secs': one.sync_secs,
-    'sync_gib': one.plan.counted.weights.published / GIB * bool(one.sampling),
-    'step_secs': one.step_secs,
-    'waits': one.waits,
+    'sync': plans.sync_json(made),
+    'step_secs': one.step.secs,
+    'sampling_waits_secs': one.step.sampling_waits,
+    'learning_waits_secs': one.step.learning_waits,
     'flags': flags_of_division(one),
   }
 
@@ -137,51 +149,86 @@ def division_json(one: division.Division) -> dict[str, Any]:
 def flags_of_division(one: division.Division) -> str:
   """The flags that give a run a division."""
   config = one.config
-  values = {
-    'generator.devices': one.sampling,
+  values: dict[str, Any] = {
+    'generator.devices': config.generator.devices,
     'sampler.ahead': config.sampler.ahead,
     'sampler.tensor': config.sampler.tensor,
   }
+  if one.jobs:
+    values['generator.listen'] = 'HOST:PORT'
+    values['generator.parts'] = plans.parts_for(config, one.jobs)
   more = (f'--config.{name}={n}' for name, n in values.items())
   return ' '.join([*more, flags_of(config)])
 
 
 def show_divisions(
-  found: Sequence[division.Division], reached: division.Reached
+  found: Sequence[division.Division],
+  reached: division.Reached,
+  topology: topologies.Topology,
 ) -> None:
   """Prints divisions of the devices, the best first."""
-  names = (
-    'sample', 'learn', 'mesh', 'tensor', 'draw', 'learn for', 'send', 'step',
-    'waits', 'fits',
-  )  # fmt: skip
-  shown = printing.table(names)
-  for one in found[:_MOST_SHOWN]:
-    made, number = one.plan, one.plan.counted.mesh.size
-    sampling = made.counted.sampling_mesh
-    shown.add_row(
-      str(one.sampling or number),
-      str(number),
-      ','.join(f'{k}={n}' for k, n in made.mesh.items() if n > 1) or '1',
-      str(sampling.shape['tensor']),
-      *(
-        f'{x:.3g} s'
-        for x in (one.draw_secs, one.learn_secs, one.sync_secs, one.step_secs)
-      ),
-      one.waits or 'in turn',
-      'yes' if made.fits else 'no',
-    )
-  best, (turn, *_) = found[0], [one for one in found if not one.sampling]
-  published = best.plan.counted.weights.published / GIB
-  printing.show(
-    shown,
-    'Devices that sample and that learn, the mesh of these, and over how many '
-    'the others split the weights. Seconds of a rollout with its updates: '
-    f'bounds by arithmetic, of which sampling is assumed to reach '
-    f'{reached.sampling:.0%} and learning {reached.learning:.0%} (--reached).',
-    f'The best is {turn.step_secs / best.step_secs:.2f} times as fast as all '
-    f'devices in turn; a version that is sent has {published:.2f} GiB.',
-    f'The first with {flags_of_division(best)}',
+  names = 'sample', 'fits', 'step', 'waits', 'draw', 'update', 'send', 'mesh'
+  title = (
+    'Which devices sample, while the others learn; seconds of a step, and who '
+    'waits in it for the other; those of a rollout, of its updates, and of a '
+    'version on its way; the mesh of those that learn, and over how many '
+    '(tensor) the others split the weights. All are bounds by arithmetic, of '
+    f'which sampling is assumed to reach {reached.sampling:.0%} and learning '
+    f'{reached.learning:.0%} (--reached).'
   )
+  rows = [_row(one, topology) for one in found[:_MOST_SHOWN]]
+  best, told = found[0], []
+  turn = next((one for one in found if _in_turn(one)), None)
+  if turn and turn is not best and turn.plan.fits:
+    told.append(
+      f'The first is {turn.step.secs / best.step.secs:.2f} times as fast as '
+      'all devices in turn.'
+    )
+  if not best.plan.fits:
+    told.append('None of them fits.')
+  if why := division.indivisible(topology):
+    told.append(why)
+  if jobs := best.plan.jobs:
+    told.append(
+      f'{jobs.number} jobs sample, each on {jobs.topology.name}: start each '
+      'with grpo-jax generate --learner=HOST:PORT.'
+    )
+  shown = printing.tables([*names, 'tensor'], rows, title)
+  printing.show(*shown, *told, f'The first with {flags_of_division(best)}')
+
+
+def _in_turn(one: division.Division) -> bool:
+  return not one.sampling and not one.config.sampler.ahead
+
+
+def _row(one: division.Division, topology: topologies.Topology) -> list[str]:
+  """What is shown of a division."""
+  made, sync = one.plan, one.plan.sync
+  who = f'{one.sampling} of {topology.number}'
+  if one.jobs:
+    who = f'{one.jobs} x {one.sampling // one.jobs} of {topology.number}'
+  elif not one.sampling:
+    how = 'in turn' if _in_turn(one) else 'ahead'
+    who = f'{made.counted.mesh.size} {how}'
+  sends = ''
+  if sync is not None:
+    sends = _time(sync.secs) if sync.is_known else '?'
+  return [
+    who,
+    'yes' if made.fits else 'no',
+    _time(one.step.secs),
+    f'{one.waits} {_time(one.waits_secs)}' if one.waits else '',
+    _time(one.draw_secs),
+    _time(one.learn_secs),
+    sends,
+    _axes(made.mesh),
+    str(made.sampler.sampling_mesh.shape['tensor']),
+  ]
+
+
+def _axes(mesh: dict[str, int]) -> str:
+  """The axes of a mesh that have more than one device."""
+  return ','.join(f'{k}={n}' for k, n in mesh.items() if n > 1) or '1'
 
 
 def _announce(made: Plan) -> None:
@@ -264,7 +311,7 @@ def to_json(made: Plan, price: float | None = None) -> dict[str, Any]:
 
 def _costs(made: Plan, price: float) -> tuple[float, float]:
   """What a million completion tokens cost at least, and all rollouts."""
-  hour = made.topology.chips * price
+  hour = made.chips * price
   return 1e6 / made.tokens_per_sec / 3600 * hour, made.run_hours * hour
 
 
@@ -296,10 +343,55 @@ def _what(made: Plan) -> str:
     f'{counted.weights.number / 1e9:.2f} billion parameters on {slices}'
     f'{topology.name} ({topology.number} device'
     f'{"s" * (topology.number > 1)}, on each '
-    f'{made.capacity / GIB:g} GiB for programs), mesh {mesh}; '
+    f'{made.capacity / GIB:g} GiB for programs), mesh {mesh}{_others(made)}; '
     f'{counted.prompts} prompts x {counted.group}, '
     f'{counted.prompt_tokens} + {counted.tokens} tokens.'
   )
+
+
+def _others(made: Plan) -> str:
+  """Who samples, if those on the mesh learn."""
+  if not made.counted.apart:
+    return ''
+  own = made.sampler.sampling_mesh
+  split = ' x '.join(f'{k} {n}' for k, n in own.shape.items() if n > 1) or '1'
+  if made.jobs:
+    parts = plans.parts_for(made.counted.config, made.jobs.number)
+    return (
+      f', which learn; {made.jobs.number} x {made.jobs.topology.name} sample, '
+      f'each mesh {split}, a rollout in {parts} parts (generator.parts)'
+    )
+  return f', which learn; {own.size} others sample, mesh {split}'
+
+
+def _sides(made: Plan) -> list[str]:
+  """What devices that learn and devices that sample need, and who waits."""
+  sync = made.sync
+  if sync is None:
+    return []
+
+  def needs(learns):
+    side = made.side(learns)
+    one = max(side, key=lambda one: (not one.fits(made.capacity), one.bytes))
+    verb = 'needs' if one.fits(made.capacity) else 'has no room for'
+    return f'{verb} {one.bytes / GIB:.2f} GiB ({one.name})'
+
+  step = made.step()
+  waits = 'sampling', step.sampling_waits, 'learning'
+  if step.learning_waits > step.sampling_waits:
+    waits = 'learning', step.learning_waits, 'sampling'
+  who, secs, whom = waits
+  link = {'ici': made.topology.chip.link, 'dcn': 'the network between hosts'}
+  takes = f', which takes {_time(sync.secs)} at least'
+  if not sync.is_known:
+    takes = ', whose speed is not in the table of chips'
+  return [
+    f'A device that learns {needs(True)}, and one that samples {needs(False)}.',
+    f'A version has {sync.bytes / GIB:.3g} GiB and goes over '
+    f'{link[sync.link]}{takes}. A rollout is drawn in {_time(made.draw_secs)} '
+    f'at least, and learned from in {_time(made.learn_secs)}; {who} waits for '
+    f'{whom} for {_time(secs)} of {_time(step.secs)}.',
+  ]
 
 
 def _verdict(made: Plan, price: float | None) -> list[str]:
@@ -321,6 +413,7 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
       'here, so memory, bytes and times are estimates by arithmetic.'
     ]
     * bool(lowered),
+    *_sides(made),
     f'A rollout takes at least {made.bound_secs:.2f} s, which is at most '
     f'{made.tokens_per_sec:,.0f} completion tokens per second; '
     f'{made.counted.config.steps:,} rollouts, {made.run_hours:,.2f} hours. '
@@ -346,7 +439,7 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
       f'At {price:g} for a chip and hour, a million completion tokens cost '
       f'{tokens:.3g} or more, and the run {whole:,.2f}.'
     )
-  wasted = waste.sentences(made.counted, made.topology.number)
+  wasted = plans.wasted(made)
   return said + [_point(text) for text in (*wasted, *plans.advice(made))]
 
 
@@ -365,7 +458,7 @@ def show_ranked(ranked: Sequence[search.Candidate]) -> None:
     made = one.plan
     compiled = made.largest.compiled is not None
     shown.add_row(
-      ','.join(f'{k}={n}' for k, n in made.mesh.items() if n > 1) or '1',
+      _axes(made.mesh),
       str(made.counted.rows.rows),
       f'{made.counted.rows.columns:,}',
       f'{made.largest.bytes / GIB:.2f}',
@@ -406,7 +499,7 @@ def against_json(found: against.Against) -> dict[str, Any]:
     'peak_flops': found.machine.flops,
     'peak_memory_bytes_per_sec': found.machine.memory_bytes,
     'rollouts': found.rollouts,
-    'sampling': share_json(found.sampling),
+    'sampling': found.sampling and share_json(found.sampling),
     'learning': share_json(found.learning),
   }
 
@@ -426,7 +519,9 @@ def show_against(found: against.Against) -> None:
     f'{found.devices}: {machine.flops / 1e9:,.0f} GFLOP/s, '
     f'{machine.memory_bytes / 1e9:,.1f} GB/s; medians of {found.rollouts} '
     'rollouts.',
-    line('sampling', found.sampling),
+    line('sampling', found.sampling)
+    if found.sampling
+    else 'sampling: by jobs, of whose devices the run tells nothing.',
     line('learning', found.learning),
   )
 

@@ -123,7 +123,7 @@ COMMANDS = {
     'Tells what a run would need on machines that are not there.',
     (
       'config', 'topology', 'num_slices', 'mesh', 'estimate', 'search', 'split',
-      'reached', 'price', 'against', 'json', 'verbose',
+      'reached', 'generators', 'price', 'against', 'json', 'verbose',
     ),
   ),
   'doctor': Command(
@@ -205,8 +205,8 @@ FLAGS = {
     0,
   ),
   'split': Flag(
-    'Try all ways to divide the devices between sampling and learning, by '
-    'arithmetic.',
+    'Try all ways to divide the devices, slices or nodes between sampling and '
+    'learning, by arithmetic.',
     bool,
     False,
   ),
@@ -215,6 +215,12 @@ FLAGS = {
     'by --split, as in 0.5,0.4; --against tells those of a run.',
     str,
     '',
+  ),
+  'generators': Flag(
+    'Plan for so many jobs that sample for the run, each on a --topology of '
+    'its own.',
+    int,
+    0,
   ),
   'price': Flag('Of a chip for an hour, to tell what tokens cost.', float),
   'against': Flag(

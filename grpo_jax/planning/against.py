@@ -9,6 +9,7 @@ Python counts as one that scores nothing before its updates.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
@@ -52,7 +53,7 @@ class Against(NamedTuple):
   devices: str  # as the run has noted them
   machine: roofline.Machine  # one device; on a CPU all of them together
   rollouts: int  # of which the medians are
-  sampling: Share
+  sampling: Share | None  # None: by jobs, of whose devices it tells nothing
   learning: Share
 
 
@@ -99,36 +100,52 @@ def compare(directory: str) -> Against:
       f'{directory} ran on {devices}, and {kind} is not in the table of chips, '
       'so that its peak is not known.'
     )
-  shape = sharding.mesh_shape(int(number), **vars(config.mesh))
+  own = config.generator.devices
+  shape = sharding.mesh_shape(int(number) - own, **vars(config.mesh))
   used = int(np.prod(list(shape.values())))
   platform = 'cpu' if is_cpu else 'tpu'  # the devices need not be here
   mesh = topologies.mesh_of_shapes(shape, platform, platform)
   parts = build.abstract(config, mesh)
   weights = arithmetic.count_weights(parts)
-  # The virtual devices of a CPU share it.
-  share = 1 if is_cpu else used
+  # The virtual devices of a CPU share it: what all of them read is read by it.
+  sides = own or used, used  # that draw, that learn
+  shares = [1 if is_cpu else number for number in sides]
   # All tokens may choose the same experts.
-  read = weights.read(1, parts.model.experts) * (used if is_cpu else 1)
+  least = weights.read(1, parts.model.experts)
+  drawn = weights.read(1, parts.model.experts, draws=True)
+  reads = [
+    size * (number if is_cpu else 1)
+    for size, number in zip((drawn, least), sides, strict=True)
+  ]
   machine = (
-    roofline.measure_cpu(int(read), parts.model.compute_dtype)
+    roofline.measure_cpu(int(min(reads)), parts.model.compute_dtype)
     if chip is None
     else roofline.chip_peaks(chip)
   )
-  needs = _needs(config, parts, int(read), share)
-  return Against(devices, machine, len(rows), *_shares(rows, needs, machine))
+  needs = _needs(config, parts, reads, shares)
+  sampling, learning = _shares(rows, needs, machine)
+  jobs = bool(config.generator.listen)
+  return Against(
+    devices, machine, len(rows), None if jobs else sampling, learning
+  )
 
 
 def _needs(
-  config: config_lib.Config, parts: build.Abstract, read: int, share: int
+  config: config_lib.Config,
+  parts: build.Abstract,
+  reads: Sequence[float],
+  shares: Sequence[int],
 ) -> Callable[[dict[str, Any]], tuple[roofline.Work, roofline.Work]]:
   """From the metrics of a rollout to its work: of sampling, and of learning.
 
   Args:
     config: Of the run.
     parts: Of the run.
-    read: Bytes of the weights that a device reads in a pass.
-    share: Devices that share the products.
+    reads: Bytes of the weights that a device reads in a pass: one that draws,
+      and one that learns.
+    shares: How many devices share the products, likewise.
   """
+  to_draw, to_learn = zip(reads, shares, strict=True)
   model, update = parts.model, parts.updater
   completions = config.sampler.prompts * config.sampler.group
   # Dynamic sampling draws more of them, and some in earlier rollouts.
@@ -158,8 +175,8 @@ def _needs(
     longest = row.get('length_tokens_max', 1.0)
     steps = longest if most == completions else 1.0
     return (
-      roofline.Work(forward(drawn, most) / share, read * steps),
-      roofline.Work(flops / share, read if flops else 0),
+      roofline.Work(forward(drawn, most) / to_draw[1], to_draw[0] * steps),
+      roofline.Work(flops / to_learn[1], to_learn[0] if flops else 0),
     )
 
   return work

@@ -94,9 +94,15 @@ class Weights:
     frozen: Of what adapters leave alone.
     older: Of the trained parameters of further versions by which rollouts may
       be drawn ahead, as decoding reads them; 0 if none are. On devices that
-      sample alone all versions are cut over these devices.
+      sample alone all versions are cut over these devices; if jobs sample,
+      over the learner's, from which the jobs fetch them.
+    newer: Of the trained parameters as decoding reads them, that come while the
+      ones before are still there; 0 if these are freed before.
     published: Of the trained parameters as they are published, on all devices
       together.
+    renewed: Of `sampled`, what comes anew with each version.
+    sampled_experts: Of `sampled`, the experts of all layers.
+    sampled_table: Of `sampled`, the embedding; see `table`.
     gathered: In the compute dtype, gathered.
     sampled: As decoding reads them, on the sampler's mesh.
     head: Of the output layer alone, gathered, in the compute dtype.
@@ -122,7 +128,11 @@ class Weights:
   host_moments: int = 0
   host_reference: int = 0
   older: int = 0
+  newer: int = 0
   published: int = 0
+  renewed: int = 0
+  sampled_experts: int = 0
+  sampled_table: int = 0
 
   @property
   def state(self) -> int:
@@ -134,19 +144,25 @@ class Weights:
     """What lies in the memory of the host, for one device."""
     return self.host_moments + self.host_reference
 
-  def read(self, tokens: float, mixture: models.Experts | None) -> float:
+  def read(
+    self, tokens: float, mixture: models.Experts | None, draws: bool = False
+  ) -> float:
     """What a pass over some tokens reads, bytes.
 
     Args:
       tokens: Of a mixture, only the experts that they choose are read, each
         expert being chosen as often as any other. One token gives the least.
       mixture: Of the model.
+      draws: Whether it reads the weights of decoding.
     """
-    whole = float(self.gathered - self.table)
+    whole, experts = self.gathered - self.table, self.experts
+    if draws:
+      whole = self.sampled - self.sampled_table
+      experts = self.sampled_experts
     if mixture is None:
-      return whole
+      return float(whole)
     idle = (1 - mixture.per_token / mixture.number) ** tokens
-    return whole - idle * self.experts
+    return float(whole - idle * experts)
 
 
 def count_weights(parts: Abstract) -> Weights:
@@ -158,12 +174,25 @@ def count_weights(parts: Abstract) -> Weights:
   gathered = _placed(read, mesh, parts.engine.model)
   compute = jnp.dtype(model.compute_dtype).itemsize
   width, vocab = model.width, model.vocab_size
-  split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
-  table = width * vocab * compute // split
   tied = model.tied_embeddings
+
+  def table(mesh):
+    split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
+    return width * vocab * compute // split
+
+  drawn = build_model.split(parts.engine.model, read).trained
 
   def over_fsdp(tree):
     return [x for x in jax.tree.leaves(tree) if 'fsdp' in _axes_of(x)]
+
+  def experts(tree):
+    return on_device(
+      [
+        leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if 'experts' in sharding.path_names(path)
+      ]
+    )
 
   return Weights(
     number=sum(math.prod(x.shape) for x in jax.tree.leaves(whole)),
@@ -173,28 +202,58 @@ def count_weights(parts: Abstract) -> Weights:
     frozen=on_device(parts.updater.frozen),
     gathered=on_device(gathered),
     sampled=on_device(read),
-    head=table,
-    table=0 if tied else table,
-    experts=on_device(
-      [
-        leaf
-        for path, leaf in jax.tree.leaves_with_path(gathered)
-        if 'experts' in sharding.path_names(path)
-      ]
-    ),
+    head=table(mesh),
+    table=0 if tied else table(mesh),
+    experts=experts(gathered),
     fetched=mesh.shape['fsdp']
     * compute
     * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in over_fsdp(whole)),
     scattered=on_device(over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
-    older=_older(parts, build_model.split(parts.engine.model, read).trained),
-    published=sum(
-      math.prod(x.shape) * x.dtype.itemsize
-      for x in jax.tree.leaves(
-        build_model.split(parts.engine.model, read).trained
-      )
-    ),
+    older=_older(parts, drawn),
+    newer=_newer(parts, drawn),
+    published=_whole(drawn),
+    renewed=on_device(drawn),
+    sampled_experts=experts(read),
+    sampled_table=0 if tied else table(run.sampling_mesh),
+  )
+
+
+def _whole(tree: Any) -> int:
+  """Bytes of arrays, on all devices together, without copies."""
+  leaves = jax.tree.leaves(tree)
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+
+def snapshots(pace: Any) -> int:
+  """How many versions whoever draws may have at once.
+
+  They are those that rollouts are still to be drawn by, the newest among them.
+  Where newer ones are taken in flight, only that is needed, and it comes before
+  the one that it replaces is freed.
+
+  Args:
+    pace: A `sources.Pace`.
+  """
+  if pace.inflight:
+    return 2
+  newest = pace.ahead  # then no rollout needs more than the oldest there is
+  return len(pace.needed(newest, newest) | {newest})
+
+
+def landed(trained: Any, parts: int) -> int:
+  """Bytes on one device of a version that is cut; see `crossing.cut`.
+
+  Args:
+    trained: As decoding reads it.
+    parts: Into how many.
+  """
+  return sum(
+    math.prod(x.shape)
+    * x.dtype.itemsize
+    // (1 if crossing.cut(x.shape, parts) == PartitionSpec() else parts)
+    for x in jax.tree.leaves(trained)
   )
 
 
@@ -205,19 +264,26 @@ def _older(parts: Abstract, trained: Any) -> int:
     parts: See `count_weights`.
     trained: As decoding reads it.
   """
-  ahead = parts.run.draw.pace.ahead
-  if not parts.run.config.generator.devices:
-    return ahead * on_device(trained)
-  cut = math.gcd(parts.run.mesh.size, parts.run.sampling_mesh.size)
-  landed = sum(
-    math.prod(x.shape)
-    * x.dtype.itemsize
-    // (1 if crossing.cut(x.shape, cut) == PartitionSpec() else cut)
-    for x in jax.tree.leaves(trained)
-  )
-  if parts.run.sampling_mesh.size == 1:
-    return ahead * landed  # decoding reads them where they land
-  return (ahead + 1) * landed
+  run = parts.run
+  pace, own = run.draw.pace, run.config.generator.devices
+  if run.config.generator.listen:
+    return snapshots(pace) * landed(trained, run.mesh.size)
+  if not own and not pace.ahead:
+    return 0
+  number = snapshots(pace)
+  if run.sampling_mesh.size == 1:
+    # Decoding reads one of them where it lies; in flight, one before them.
+    number -= not pace.inflight
+    return number * on_device(trained)
+  cut = math.gcd(run.mesh.size, run.sampling_mesh.size)
+  return number * landed(trained, cut)
+
+
+def _newer(parts: Abstract, trained: Any) -> int:
+  """See `Weights.newer`; on one device it is read where it lies."""
+  run = parts.run
+  comes = run.draw.pace.inflight and run.sampling_mesh.size > 1
+  return on_device(trained) if comes else 0
 
 
 def recomputed(model: models.ModelConfig) -> float:
@@ -244,6 +310,7 @@ def _pools(parts: Abstract) -> tuple[list[Any], int, int]:
     return [], 0, 0
   whole = parts.updater.joined(parts.updater.compiled.abstract.params)
   number = config.sampler.prompts * config.sampler.group
+  number //= config.generator.parts
   return engine.pools(whole, number), *engine.longest_read(whole, number)
 
 
@@ -372,8 +439,10 @@ class Arithmetic:
     self.config = parts.run.config
     self.mesh = parts.run.mesh
     self.sampling_mesh: Any = parts.engine.mesh
-    # Whether some devices sample while the others learn.
-    self.apart = self.config.generator.devices > 0
+    # Whether jobs sample, and what learns is counted, or what draws in a job;
+    # and whether some devices sample while others learn.
+    self.jobs = bool(self.config.generator.listen)
+    self.apart = self.jobs or self.config.generator.devices > 0
     self.platform = sharding.platform(self.mesh)
     self.model = as_computed(parts.model, self.platform)
     self.weights = count_weights(parts)
@@ -390,26 +459,31 @@ class Arithmetic:
     self.updates = learner.batches * learner.epochs
     batch = self.prompts // learner.batches
     self.rows = count_rows(parts, batch, self.prompt_tokens, self.room)
+    # Prompts that are drawn at once; a rollout may fall into several parts.
+    self._part = self.prompts // self.config.generator.parts
     self.schedule = parts.engine.schedule(
-      self.prompts, self.group, self.prompt_tokens
+      self._part, self.group, self.prompt_tokens
     )
-    self.starts = math.ceil(self.prompts / self.schedule.prompts)
+    starts = math.ceil(self._part / self.schedule.prompts)
+    self.starts = starts * self.config.generator.parts
     # Prompts of a start, on average; each shard has as many as the fullest.
-    before = (self.starts - 1) * self.schedule.prompts
-    last = math.ceil((self.prompts - before) / self.schedule.shards)
-    self._drawn = (before + last * self.schedule.shards) / self.starts
+    before = (starts - 1) * self.schedule.prompts
+    last = math.ceil((self._part - before) / self.schedule.shards)
+    self._drawn = (before + last * self.schedule.shards) / starts
     # Whether prompts that wait are admitted while rows go on.
-    self.admits = self.starts > 1 and self.schedule.admitted > 0
+    self.admits = starts > 1 and self.schedule.admitted > 0
     # The caches of the pools of an environment, the narrowest first; of turns
     # that are drawn when they are asked for, one of each episode is counted.
     self.pools, self._read_rows, piece = _pools(parts)
     if self.pools:
-      self.admits, number = False, self.prompts * self.group
+      self.admits, number = False, self._part * self.group
       # Calls of `read` that read each prompt once.
-      tokens = self.prompts * self.prompt_tokens
-      self.reads = math.ceil(tokens / (self._read_rows * piece))
-      self.starts = math.ceil(number / self.pool_rows)
-      self._drawn = self.prompts / self.starts
+      tokens = self._part * self.prompt_tokens
+      reads = math.ceil(tokens / (self._read_rows * piece))
+      self.reads = reads * self.config.generator.parts
+      starts = math.ceil(number / self.pool_rows)
+      self.starts = starts * self.config.generator.parts
+      self._drawn = self._part / starts
     # Tokens of a micro-batch on one device, and of all micro-batches.
     parts_of_row = self.mesh.shape['context']
     columns = math.ceil(self.rows.columns / parts_of_row)
@@ -433,9 +507,11 @@ class Arithmetic:
     # Weights that a pass gathers: the embedding is looked up where it lies.
     is_split = self.mesh.shape['fsdp'] > 1
     self._fetched = weights.fetched - weights.table * is_split
-    # Over how many devices experts are split.
-    mixture, split = model.experts, self.mesh.shape['expert']
-    self._exchanging = split if mixture and mixture.number % split == 0 else 1
+
+  def _experts_split(self, mesh: Any) -> int:
+    """Over how many devices of a mesh experts are split."""
+    mixture, split = self.model.experts, mesh.shape['expert']
+    return split if mixture and mixture.number % split == 0 else 1
 
   @property
   def drawn(self) -> float:
@@ -462,7 +538,7 @@ class Arithmetic:
     """The caches of episodes that have no row, in the memory of each host."""
     if not self.pools:
       return 0.0
-    waiting = max(0, self.prompts * self.group - self.pool_rows)
+    waiting = max(0, self._part * self.group - self.pool_rows)
     row = sum(
       math.prod(x.shape[1:]) * x.dtype.itemsize
       for x in jax.tree.leaves(self.pools[-1])
@@ -560,37 +636,41 @@ class Arithmetic:
       return self._scoring(program)
     if program in LEARNING_STEPS:
       return self._learning(program)
-    vocab, split = self.model.vocab_size, self.sampling_mesh.shape['tensor']
+    mesh = self.sampling_mesh
+    shards = sharding.row_shards(mesh)
+    vocab, split = self.model.vocab_size, mesh.shape['tensor']
     rows = self.schedule.prompts * self.group
     if self.pools:
       rows = self.pool_rows
-    rows //= sharding.row_shards(self.sampling_mesh)
+    rows //= shards
     logits = 4.0 * rows * vocab / (split if vocab % split == 0 else 1)
     if program == 'prepare':
       one = max(self._layer, self.weights.head) * self._sampled_share
       made = float(self.weights.sampled)
       return {'sampler weights': made, 'weights on their way': one}
     if program == 'read':
-      tokens = self.prompts * self.prompt_tokens / self.reads / self.shards
+      tokens = self.prompts * self.prompt_tokens / self.reads / shards
       some = self._read_rows / self.pool_rows / self.model.num_layers
       # The caches of the rows that are read in, for one layer.
       return {
-        'experts': self._expert_arrays(math.ceil(tokens)),
+        'experts': self._expert_arrays(math.ceil(tokens), mesh=mesh),
         'rows of a layer': some * on_device(self.pools[-1]),
       }
     if program == 'prefill':
       prompts = self.schedule.admitted if self.admits else self.schedule.prompts
       logits *= prompts / self.schedule.prompts
       made = self._cache(prompts, prompts * self.group, self.rooms[0])
-      read = prompts // self.shards * self.prompt_tokens
-      experts = self._expert_arrays(read)
+      read = prompts // shards * self.prompt_tokens
+      experts = self._expert_arrays(read, mesh=mesh)
       return {'new cache': made, 'logits': logits, 'experts': experts}
     if program == 'grow':
       return {'longer cache': self._first_cache(self.room)}
     if program == 'regroup':
       return {'regrouped cache': self._regrouped_cache}
     # A copy of the experts, laid out for their products.
-    return {'logits': logits, 'experts': float(self.weights.experts)}
+    experts = float(self.weights.sampled_experts)
+    newer = float(self.weights.newer)
+    return {'logits': logits, 'experts': experts, 'newer weights': newer}
 
   @property
   def on_host(self) -> float:
@@ -653,7 +733,7 @@ class Arithmetic:
     }
 
   def _expert_arrays(
-    self, here: int, wide=2.5, hidden=2.0, gathered=2.0
+    self, here: int, wide=2.5, hidden=2.0, gathered=2.0, mesh: Any = None
   ) -> float:
     """What the mixture of one layer needs at once, bytes.
 
@@ -668,15 +748,17 @@ class Arithmetic:
       hidden: How many arrays [pairs, hidden] in float32.
       gathered: How many arrays [tokens of all shards, width] in the compute
         dtype lie beside a piece.
+      mesh: None: the learner's.
     """
-    mixture, shards = self.model.experts, self.mesh.shape['expert']
+    shape = (mesh or self.mesh).shape
+    mixture, shards = self.model.experts, shape['expert']
     if mixture is None or not here:
       return 0.0
     number = max(1, mixture.number // shards)
     tokens, row = here * shards, self.model.width * self._compute
     pieces = experts_lib.pieces(tokens, mixture.per_token, shards)
     pairs = tokens // pieces * min(mixture.per_token, number)
-    inside = 4 * hidden * mixture.width / self.tensor
+    inside = 4 * hidden * mixture.width / shape['tensor']
     outside = tokens * gathered * row * (pieces > 1)
     return pairs * (wide * row + inside) + outside
 
@@ -794,7 +876,7 @@ class Arithmetic:
       # Of a completion half is there on average, of its prompt all.
       seen = self._cache(prompts, 0, self.tokens)
       seen += self._cache(0, rows, self.tokens) / 2
-      weights = self._read(here * self.group) * self._sampled_share
+      weights = self._read(here * self.group, draws=True)
       flops = sum(self._forward(0, rows, mesh=mesh))
       made = Work(flops, self.tokens * (weights + seen))
       tokens = here * self.group * self.tokens
@@ -804,7 +886,7 @@ class Arithmetic:
         prompts = self.prompts / self.reads
         here = prompts / sharding.row_shards(mesh)
       tokens = here * self.prompt_tokens
-      weights = self._read(tokens) * self._sampled_share
+      weights = self._read(tokens, draws=True)
       made = Work(self._forward(prompts, 0, mesh=mesh)[0], weights)
       return made + self._activations_sent(tokens, mesh=mesh)
     if program == 'grow':
@@ -818,10 +900,11 @@ class Arithmetic:
       return made + self._sent('fsdp', float(weights.fetched))
     return made + Work(ici_bytes=float(weights.sampled))
 
-  def _read(self, tokens: float) -> float:
+  def _read(self, tokens: float, draws: bool = False) -> float:
     """Weights that a pass over so many tokens on each device reads, bytes."""
     # Those of all shards that the experts are split over come to each expert.
-    return self.weights.read(tokens * self._exchanging, self.model.experts)
+    split = self._experts_split(self.sampling_mesh if draws else self.mesh)
+    return self.weights.read(tokens * split, self.model.experts, draws)
 
   def _activations_sent(
     self, tokens: float, learns: bool = False, mesh: Any = None
@@ -853,7 +936,7 @@ class Arithmetic:
       mixed += kind.experts
     sent = self._sent('tensor', 2.0 * sums * token, mesh)
     sent += self._sent('context', keys, mesh)
-    shards = self._exchanging
+    shards = self._experts_split(mesh or self.mesh)
     if mixture is None or shards == 1:
       return sent
     reached = shards * (1 - (1 - 1 / shards) ** mixture.per_token)

@@ -299,13 +299,13 @@ def lowerings(parts: build.Abstract) -> dict[str, Callable[[], Lowered]]:
   run, update, example = parts.run, parts.updater, parts.example()
   sampler = run.draw
   params = update.joined(update.compiled.abstract.params)
-  environment = run.config.environment
+  environment, drawn = run.config.environment, sampler.prompts // sampler.parts
   if environment.name and environment.max_turns > 1:
-    number = sampler.prompts * sampler.group
+    number = drawn * sampler.group
     drawing = parts.engine.lowering_of_calls(params, number, run.sampling)
   else:
     drawing = parts.engine.lowering(
-      params, sampler.prompts, sampler.group, run.sampling, sampler.max_tokens
+      params, drawn, sampler.group, run.sampling, sampler.max_tokens
     )
   trips = {'decode': sampler.max_tokens}  # the others have no such loop
   found: dict[str, Callable[[], Lowered]] = {

@@ -1,25 +1,31 @@
 """How to divide devices between those that sample and those that learn.
 
-`config.generator.devices=n` lets the last n devices sample while the others
-learn. A step then takes as long as the slower of both, and each has the memory
-of its devices for itself. The bounds of `roofline` are reached by neither, and
-by sampling to another share than by learning, so these shares are assumed.
+On one host `config.generator.devices=n` lets the last n devices sample while
+the others learn. Of several slices, or nodes, some may be those of jobs that
+sample for the run. Each side has the memory of its devices for itself, and a
+step takes as long as the slower of both (see `pacing`). The bounds of
+`roofline` are reached by neither, and by sampling to another share than by
+learning, so these shares are assumed.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
+import functools
 import math
 from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
+from grpo_jax.planning import pacing
 from grpo_jax.planning import plan as plans
-from grpo_jax.planning import roofline
 from grpo_jax.planning import search
-from grpo_jax.planning.plan import LEARNING
+from grpo_jax.planning.plan import Jobs
 from grpo_jax.planning.plan import Plan
 from grpo_jax.planning.topologies import Topology
 
-_MOST_TRIED = 16  # numbers of devices that sample
+_Best = Callable[[], tuple[Config, Plan]]
+_MOST_TRIED = 16  # numbers of devices, or of jobs, that sample
 
 
 class Reached(NamedTuple):
@@ -33,37 +39,45 @@ class Division(NamedTuple):
   """A config that divides the devices, and what a rollout takes.
 
   Attributes:
-    config: With `generator.devices`; 0: all sample, and then learn.
+    config: With `generator.devices`; 0: all sample, and then learn, or jobs
+      sample.
     plan: By arithmetic.
     draw_secs: Of a rollout, at the assumed share of its bound.
     learn_secs: Of its updates, likewise.
-    sync_secs: Of a version on its way to those that sample, at least.
+    step: See `pacing.step`.
   """
 
   config: Config
   plan: Plan
   draw_secs: float
   learn_secs: float
-  sync_secs: float = 0.0
+  step: pacing.Step
+
+  @property
+  def jobs(self) -> int:
+    """How many jobs sample."""
+    return self.plan.jobs.number if self.plan.jobs else 0
 
   @property
   def sampling(self) -> int:
     """How many devices sample alone."""
+    jobs = self.plan.jobs
+    if jobs:
+      return jobs.number * jobs.topology.number
     return self.config.generator.devices
 
   @property
-  def step_secs(self) -> float:
-    """Of a rollout with its updates."""
-    if not self.sampling:
-      return self.draw_secs + self.learn_secs
-    return max(self.draw_secs, self.learn_secs) + self.sync_secs
+  def waits(self) -> str:
+    """Who waits for the other: 'sampling' or 'learning'; '' for neither."""
+    sampling, learning = self.step.sampling_waits, self.step.learning_waits
+    if max(sampling, learning) < 0.01 * self.step.secs:
+      return ''
+    return 'sampling' if sampling > learning else 'learning'
 
   @property
-  def waits(self) -> str:
-    """Who waits for the other: 'sampling' or 'learning'; '' in turn."""
-    if not self.sampling:
-      return ''
-    return 'sampling' if self.draw_secs < self.learn_secs else 'learning'
+  def waits_secs(self) -> float:
+    """For how long, of a step."""
+    return max(self.step.sampling_waits, self.step.learning_waits)
 
 
 def divide(
@@ -73,11 +87,13 @@ def divide(
 
   For each number of devices that sample, the fastest mesh of those that learn,
   and then the fastest `sampler.tensor` of the others; and the fastest mesh of
-  all in turn.
+  all in turn. On a single device there is nothing to divide, but rollouts may
+  be drawn ahead on it.
 
   Args:
-    config: Of the run; its meshes, and the rows of its updates are replaced.
-    topology: The machines. Of several slices, or hosts, whole ones sample.
+    config: Of the run; its meshes, and the rows of its updates are replaced. It
+      is drawn ahead by one rollout at least.
+    topology: The machines. Of several slices, or nodes, whole ones sample.
     reached: None: those that `Reached` has.
 
   Returns:
@@ -86,84 +102,147 @@ def divide(
   Raises:
     ValueError: No division can be built.
   """
+  reached = reached or Reached()
   found, problem = [], ''
-  for number in (0, *_numbers(topology)):
+  for best in _tried(config, topology):
     try:
-      found.append(_best(config, topology, number, reached or Reached()))
+      found.append(_division(*best(), reached))
     except ValueError as error:
       problem = plain_text.said(error)
   if not found:
     raise ValueError(f'No mesh on {topology.name} can be built: {problem}')
-  return sorted(found, key=lambda one: (not one.plan.fits, one.step_secs))
+  return sorted(found, key=lambda one: (not one.plan.fits, one.step.secs))
 
 
-def _numbers(topology: Topology) -> range:
-  """How many devices may sample."""
-  number, whole = topology.number, 1
-  for groups in (topology.slices, topology.hosts):
-    if groups > 1:
-      whole = number // groups
-      break
-  tried = math.ceil(number / whole / _MOST_TRIED)
-  return range(whole * tried, number, whole * tried)
+def indivisible(topology: Topology) -> str:
+  """Why devices cannot be divided, in a sentence; '' if they can be."""
+  if topology.groups > 1 or topology.hosts == 1 and topology.number > 1:
+    return ''
+  if topology.number == 1:
+    return f'{topology.name} has one device, which samples and learns.'
+  return (
+    f'{topology.name} is one slice of {topology.hosts} hosts, which is not cut '
+    'in pieces: config.generator.devices divides the devices of one process, '
+    'and jobs that sample have slices of their own (--num_slices=2 or more, '
+    'or --generators).'
+  )
 
 
-def _best(
-  config: Config, topology: Topology, number: int, reached: Reached
-) -> Division:
-  """The best division with so many devices that sample."""
-  ahead = max(1, config.sampler.ahead) if number else 0
-  config = dataclasses.replace(
+def _tried(config: Config, topology: Topology) -> Iterator[_Best]:
+  """For each division that is tried a function that makes the best of it."""
+  yield functools.partial(_in_turn, _changed(config, 0, 0), topology)
+  ahead = max(1, config.sampler.ahead)
+  if topology.number == 1:
+    yield functools.partial(_in_turn, _changed(config, 0, ahead), topology)
+  elif topology.groups > 1:
+    changed = _changed(config, 0, ahead)
+    for number in _numbers(topology.groups):
+      yield functools.partial(_with_jobs, changed, topology, number)
+  else:
+    for number in _numbers(topology.number):
+      yield functools.partial(_apart, _changed(config, number, ahead), topology)
+
+
+def _numbers(number: int) -> range:
+  """How many of so many may sample."""
+  step = math.ceil(number / _MOST_TRIED)
+  return range(step, number, step)
+
+
+def _changed(config: Config, devices: int, ahead: int) -> Config:
+  """The config with so many devices that sample, and so far ahead."""
+  generator, sampler = config.generator, config.sampler
+  sharing = {} if ahead else {'updates': 'between'}
+  every = min(generator.every, ahead + 1)
+  return dataclasses.replace(
     config,
     generator=dataclasses.replace(
-      config.generator, devices=number, **({} if number else _IN_TURN)
+      generator, devices=devices, every=every, listen='', **sharing
     ),
-    sampler=dataclasses.replace(config.sampler, ahead=ahead, tensor=0),
+    sampler=dataclasses.replace(sampler, ahead=ahead, tensor=0),
   )
-  learning, problem = [], ''
+
+
+def _in_turn(config: Config, topology: Topology) -> tuple[Config, Plan]:
+  """The fastest mesh of devices that sample and learn."""
+  found = _learners(config, topology, 0, None)
+  return min(found, key=lambda one: (not one[1].fits, one[1].bound_secs))
+
+
+def _apart(config: Config, topology: Topology) -> tuple[Config, Plan]:
+  """The fastest meshes of devices of one process."""
+  own = config.generator.devices
+  found = _learners(config, topology, own, None)
+  best, _ = min(found, key=lambda one: _rank(one[1], learns=True))
+  return _best_tensor(best, topology, own, None)
+
+
+def _with_jobs(
+  config: Config, topology: Topology, number: int
+) -> tuple[Config, Plan]:
+  """The fastest meshes if so many slices, or nodes, are those of jobs."""
+  jobs = Jobs(number, topology.some(1))
+  rest = topology.some(topology.groups - number)
+  found = _learners(config, rest, 0, jobs)
+  best, _ = min(found, key=lambda one: _rank(one[1], learns=True))
+  return _best_tensor(best, rest, jobs.topology.number, jobs)
+
+
+def _learners(
+  config: Config, topology: Topology, own: int, jobs: Jobs | None
+) -> list[tuple[Config, Plan]]:
+  """All meshes of the devices that learn.
+
+  Raises:
+    ValueError: There are none; that of the last one.
+  """
+  found: list[tuple[Config, Plan]] = []
+  problem: ValueError | None = None
   for size in search.divisors(search.MOST_SENDING):
     # Experts are split if the model has some, which the first plan tells.
-    if size > 1 and not (learning and learning[0][1].counted.model.experts):
+    if size > 1 and not (found and found[0][1].counted.model.experts):
       break
-    for one in search.candidates(config, topology, size, number):
+    for one in search.candidates(config, topology, size, own):
       # While the learner is looked for, others only have to be there.
-      sampler = dataclasses.replace(one.sampler, tensor=int(number > 0))
+      tensor = int(bool(own or jobs))
+      sampler = dataclasses.replace(one.sampler, tensor=tensor)
       one = dataclasses.replace(one, sampler=sampler)
       try:
-        learning.append((one, plans.plan(one, topology, estimate=True)))
+        made = plans.plan(one, topology, estimate=True, jobs=jobs)
       except ValueError as error:
-        problem = plain_text.said(error)
-  if not learning:
-    raise ValueError(problem)
-  if not number:
-    best, made = min(learning, key=lambda one: _rank_in_turn(one[1]))
-    return _division(best, made, reached)
-  best, made = min(
-    learning, key=lambda one: _rank(one[1], one[1].learn_secs, learns=True)
-  )
-  sampling = [(best, made)]
+        problem = error
+      else:
+        found.append((one, made))
+  if not found:
+    raise problem or ValueError('there are no devices that could learn')
+  return found
+
+
+def _best_tensor(
+  config: Config, topology: Topology, number: int, jobs: Jobs | None
+) -> tuple[Config, Plan]:
+  """The fastest of those that split the weights of whoever samples."""
+  found: list[tuple[Config, Plan]] = []
+  problem = ValueError(f'{number} devices cannot sample')
   for tensor in search.divisors(number):
     if tensor <= search.MOST_SENDING:
-      sampler = dataclasses.replace(best.sampler, tensor=tensor)
-      one = dataclasses.replace(best, sampler=sampler)
-      sampling.append((one, plans.plan(one, topology, estimate=True)))
-  best, made = min(
-    sampling[1:], key=lambda one: _rank(one[1], one[1].draw_secs, learns=False)
-  )
-  return _division(best, made, reached)
+      sampler = dataclasses.replace(config.sampler, tensor=tensor)
+      one = dataclasses.replace(config, sampler=sampler)
+      try:
+        made = plans.plan(one, topology, estimate=True, jobs=jobs)
+      except ValueError as error:
+        problem = error
+      else:
+        found.append((one, made))
+  if not found:
+    raise problem
+  return min(found, key=lambda one: _rank(one[1], learns=False))
 
 
-_IN_TURN = {'updates': 'between', 'every': 1}
-
-
-def _rank(made: Plan, secs: float, learns: bool) -> tuple[bool, float]:
+def _rank(made: Plan, learns: bool) -> tuple[bool, float]:
   """What fits, then the fast ones; of those that learn, or that sample."""
-  programs = [one for one in made.programs if (one.name in LEARNING) == learns]
-  return not all(one.fits(made.capacity) for one in programs), secs
-
-
-def _rank_in_turn(made: Plan) -> tuple[bool, float]:
-  return not made.fits, made.bound_secs
+  fits = all(one.fits(made.capacity) for one in made.side(learns))
+  return not fits, made.learn_secs if learns else made.draw_secs
 
 
 def _division(config: Config, made: Plan, reached: Reached) -> Division:
@@ -172,23 +251,5 @@ def _division(config: Config, made: Plan, reached: Reached) -> Division:
     made,
     made.draw_secs / reached.sampling,
     made.learn_secs / reached.learning,
-    sync_secs(made) if config.generator.devices else 0.0,
+    made.step(*reached),
   )
-
-
-def sync_secs(made: Plan) -> float:
-  """The least time in which a version goes to those that sample.
-
-  Each part of it is sent once, by as many devices as both sides have; over the
-  links between hosts, if both do not share them. Those that sample then send
-  each other what each lacks.
-  """
-  counted, topology = made.counted, made.topology
-  machine = roofline.chip_peaks(topology.chip)
-  near, far = counted.mesh.size, counted.sampling_mesh.size
-  together = near + far <= counted.joined
-  link = machine.ici_bytes if together else machine.dcn_bytes
-  cut = math.gcd(near, far)
-  secs = counted.weights.published / cut / link if link else 0.0
-  lacks = counted.weights.sampled * (1 - 1 / cut)
-  return secs + (lacks / machine.ici_bytes if machine.ici_bytes else 0.0)

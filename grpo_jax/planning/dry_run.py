@@ -65,7 +65,7 @@ def inspect(
   if run.warm_up is not None:
     run.warm_up.demonstrations()  # not used here, but it may raise
   updater = build.updater(run, build.frozen_params(run))
-  run.engine.load(updater.joined(build.initial_params(run)), version=0)
+  sampling.loader(run, updater)(build.initial_params(run), 0)
   rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
   layouts = Layouts(
@@ -80,7 +80,7 @@ def inspect(
     if any((bucket.arrays(workdir) / 'checkpoints').glob('*[0-9]'))
     else 'starts anew',
     'shapes': {
-      'devices': f'{run.mesh.size} x {jax.devices()[0].device_kind}',
+      **_devices(run),
       'parameters': _count(state.params),
       'rollout [P, G, T]': list(batch.mask.shape),
       'micro-batches used': used,
@@ -92,7 +92,7 @@ def inspect(
       *build_method.warnings_of_age(run.learn, run.draw, len(run.rewards)),
       *_warnings_of_heads(run),
     ],
-    'memory_gib': _memory_gib(config, state, updater, layouts),
+    'memory_gib': _memory_gib(run, state, updater, layouts),
     'first_rollout': {
       # As the model reads them, so that a chat template can be looked at.
       'prompts': [
@@ -111,6 +111,15 @@ def inspect(
   }
 
 
+def _devices(run: build.Run) -> dict[str, str]:
+  """How many devices learn, and how many others sample, if some do."""
+  kind = jax.devices()[0].device_kind
+  found = {'devices': f'{run.mesh.size} x {kind}'}
+  if own := run.config.generator.devices:
+    found['devices that sample'] = f'{own} x {kind}'
+  return found
+
+
 def _warnings_of_heads(run: build.Run) -> list[str]:
   """What becomes of key-value heads that a mesh does not divide."""
   heads, found = run.model.kv_heads, []
@@ -121,18 +130,18 @@ def _warnings_of_heads(run: build.Run) -> list[str]:
       'heads, so in an update every device has the weights and the keys and '
       'values of all of them.'
     )
-  tensor = run.config.sampler.tensor or tensor
+  tensor = run.sampling_mesh.shape['tensor']
   if heads % tensor:
     found.append(
       f'While sampling, tensor={tensor} does not divide the {heads} key-value '
       'heads, so every device has their weights, and caches are split by rows '
-      f'over all {run.mesh.size} devices if there are as many prompts.'
+      f'over all {run.sampling_mesh.size} devices if there are as many prompts.'
     )
   return found
 
 
 def _memory_gib(
-  config: Config,
+  run: build.Run,
   state: TrainState,
   updater: Updater,
   layouts: Layouts,
@@ -143,11 +152,18 @@ def _memory_gib(
     'optimizer state': state.opt_state,
     'reference': state.reference,
   }
-  if config.sampler.ahead:
-    parts['older parameters'] = state.params
   here = {
     name: arithmetic.on_device(tree) / GIB for name, tree in parts.items()
   }
+  if run.draws_ahead:
+    apart = bool(run.config.generator.devices)
+    # Where they lie, decoding reads one of them on a single device.
+    shares = run.sampling_mesh.size == 1 and not run.draw.pace.inflight
+    shares = shares and not run.config.generator.listen
+    number = arithmetic.snapshots(run.draw.pace) - shares
+    size = arithmetic.on_device(sampling.abstract_snapshot(run, updater))
+    name = 'older parameters' + ' (where others sample)' * apart
+    here[name] = number * size / GIB
   away = {
     f'{name} (in the memory of the host)': arithmetic.on_host(tree) / GIB
     for name, tree in parts.items()

@@ -8,11 +8,14 @@ they can be built and what they multiply is then known, and all else estimated.
 
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.learner import programs
 from grpo_jax.planning import compiling
+from grpo_jax.planning import pacing
 from grpo_jax.planning import roofline
 from grpo_jax.planning import topologies
 from grpo_jax.planning import waste
@@ -25,6 +28,7 @@ from grpo_jax.planning.topologies import GIB
 from grpo_jax.planning.topologies import Topology
 from grpo_jax.run.build import build
 
+_SOMEWHERE = '127.0.0.1:1'  # where nobody is
 LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
 
 
@@ -85,21 +89,77 @@ class Program:
     return not self.is_refused and self.bytes <= capacity
 
 
+class Jobs(NamedTuple):
+  """Jobs of their own that sample for a run."""
+
+  number: int
+  topology: Topology  # the machines of each
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What a run would need.
 
   Attributes:
-    topology: The machines.
-    mesh: The axes and their sizes.
+    topology: The machines; those that learn, if jobs of their own sample.
+    mesh: The axes and their sizes; of those that learn, if others sample.
     counted: The run, by arithmetic.
     programs: In the order in which they run.
+    jobs: That sample; None: the run samples itself.
+    drawing: What one of them draws with, by arithmetic.
   """
 
   topology: Topology
   mesh: dict[str, int]
   counted: Arithmetic
   programs: tuple[Program, ...]
+  jobs: Jobs | None = None
+  drawing: Arithmetic | None = None
+
+  @property
+  def sampler(self) -> Arithmetic:
+    """What draws."""
+    return self.drawing or self.counted
+
+  @property
+  def machine(self) -> roofline.Machine:
+    """One device."""
+    return roofline.chip_peaks(self.topology.chip)
+
+  @property
+  def sync(self) -> pacing.Sync | None:
+    """What a version costs on its way; None if learner and sampler share."""
+    if self.jobs and self.drawing:
+      return pacing.fetched(
+        self.counted, self.drawing, self.jobs.number, self.machine
+      )
+    if self.counted.apart:
+      return pacing.handed_over(self.counted, self.machine)
+    return None
+
+  def step(self, drawing: float = 1.0, learning: float = 1.0) -> pacing.Step:
+    """A rollout with its updates.
+
+    Args:
+      drawing: Which share of its bound drawing reaches.
+      learning: The same of updates.
+    """
+    secs = self.draw_secs / drawing, self.learn_secs / learning
+    if self.sync is None:
+      return pacing.Step(sum(secs))
+    return pacing.step(*secs, self.sync, self.counted.parts.run.draw.pace)
+
+  @property
+  def chips(self) -> float:
+    """How many there are, those of jobs included, as they are paid for."""
+    jobs = self.jobs
+    return self.topology.chips + (
+      jobs.number * jobs.topology.chips if jobs else 0
+    )
+
+  def side(self, learns: bool) -> list[Program]:
+    """The programs that learn, or those that draw."""
+    return [one for one in self.programs if (one.name in LEARNING) == learns]
 
   @property
   def capacity(self) -> float:
@@ -125,9 +185,9 @@ class Plan:
 
   def secs(self) -> dict[str, dict[str, float]]:
     """Seconds of a rollout for each program, by resource."""
-    machine = roofline.chip_peaks(self.topology.chip)
     return {
-      one.name: (one.work * one.calls).secs(machine) for one in self.programs
+      one.name: (one.work * one.calls).secs(self.machine)
+      for one in self.programs
     }
 
   @property
@@ -147,8 +207,7 @@ class Plan:
   @property
   def bound_secs(self) -> float:
     """The least time of a rollout with its updates."""
-    both = self.draw_secs, self.learn_secs
-    return max(both) if self.counted.apart else sum(both)
+    return self.step().secs
 
   @property
   def tokens_per_sec(self) -> float:
@@ -168,6 +227,7 @@ def plan(
   topology: Topology,
   estimate: bool = False,
   tell: Callable[..., None] = lambda *_: None,
+  jobs: Jobs | None = None,
 ) -> Plan:
   """Plans a run.
 
@@ -177,6 +237,8 @@ def plan(
     estimate: Whether arithmetic is enough. Otherwise programs are compiled, or
       for GPUs lowered.
     tell: See `compiling.compile_all`.
+    jobs: That sample for it, on machines beside the topology. None: one, if
+      the config waits for jobs (`generator.listen`).
 
   Returns:
     The plan.
@@ -184,6 +246,16 @@ def plan(
   Raises:
     ValueError: The run cannot be built on these machines, or libtpu is missing.
   """
+  if config.generator.listen and not jobs:
+    jobs = Jobs(1, topology.some(1))
+  if jobs:
+    if own := config.generator.devices:
+      raise ValueError(
+        f'config.generator.devices={own} and {jobs.number} jobs that sample; '
+        'either devices of the run sample or jobs do, so give one of them.'
+      )
+    made = _with_jobs(config, topology, jobs)
+    return made if estimate else compiled(made, tell)
   own = config.generator.devices
   mesh = topologies.abstract_mesh(topology, config.mesh, own)
   counted = Arithmetic(build.abstract(config, mesh), topology.joined)
@@ -193,6 +265,90 @@ def plan(
   )
   made = Plan(topology, dict(mesh.shape), counted, programs)
   return made if estimate else compiled(made, tell)
+
+
+def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
+  """A run for which jobs sample, by arithmetic."""
+  generator = config.generator
+  listen = generator.listen or _SOMEWHERE
+  learner = dataclasses.replace(
+    config, generator=dataclasses.replace(generator, listen=listen)
+  )
+  mesh = topologies.abstract_mesh(topology, config.mesh)
+  counted = Arithmetic(build.abstract(learner, mesh), topology.joined)
+  own = of_job(learner, jobs)
+  own_mesh = topologies.abstract_mesh(jobs.topology, own.mesh)
+  drawing = Arithmetic(build.abstract(own, own_mesh), jobs.topology.joined)
+  rounds = math.ceil(config.sampler.prompts / own.sampler.prompts / jobs.number)
+  drawn = [
+    plan_program(drawing, name, number * rounds, None)
+    for name, number in count_calls(drawing).items()
+    if name not in LEARNING
+  ]
+  learned = [
+    plan_program(counted, name, number, None)
+    for name, number in count_calls(counted).items()
+    if name in LEARNING
+  ]
+  programs = tuple(drawn + learned)
+  return Plan(topology, dict(mesh.shape), counted, programs, jobs, drawing)
+
+
+def parts_for(config: Config, number: int) -> int:
+  """Into how many equal parts a rollout falls, at least one for each job.
+
+  They are those of the config if it has as many.
+
+  Raises:
+    ValueError: There are fewer prompts than jobs.
+  """
+  prompts, parts = config.sampler.prompts, config.generator.parts
+  if parts >= number:
+    return parts
+  if number > prompts:
+    raise ValueError(
+      f'A rollout has {prompts} prompts, and {number} jobs would draw them, so '
+      f'that some draw none; give at most {prompts} jobs, or more of '
+      'config.sampler.prompts.'
+    )
+  return next(n for n in range(number, prompts + 1) if prompts % n == 0)
+
+
+def of_job(config: Config, jobs: Jobs) -> Config:
+  """A run that draws what a job draws at a time, on its mesh.
+
+  Raises:
+    ValueError: There are too many jobs, or their devices cannot be divided.
+  """
+  number, mesh = jobs.topology.number, config.mesh
+  tensor = config.sampler.tensor or mesh.tensor
+  if number % tensor:
+    raise ValueError(
+      f'A job has {number} devices ({jobs.topology.name}) and {tensor} shards '
+      'of heads, hidden units and vocabulary, which do not divide them; give '
+      'config.sampler.tensor=1, or another divisor.'
+    )
+  expert = math.gcd(mesh.expert, number // tensor)
+  slices = jobs.topology.slices
+  data = number // tensor // expert // slices
+  prompts = config.sampler.prompts
+  return dataclasses.replace(
+    config,
+    mesh=dataclasses.replace(
+      mesh, data=data, fsdp=1, tensor=tensor, expert=expert, context=1,
+      slices=slices,
+    ),
+    sampler=dataclasses.replace(
+      config.sampler,
+      prompts=prompts // parts_for(config, jobs.number),
+      ahead=0,
+      tensor=0,
+    ),
+    learner=dataclasses.replace(
+      config.learner, micro_rows=0, row_completions=0, batches=1
+    ),
+    generator=dataclasses.replace(config.generator, parts=1),
+  )  # fmt: skip
 
 
 def compiled(
@@ -215,16 +371,20 @@ def compiled(
     # Raises before minutes are spent.
     topologies.mesh(topology, config.mesh, config.generator.devices)
   begin(made)
-  requests = [
-    compiling.Request(
-      dataclasses.asdict(config), topology.name, topology.slices, one.name
+  requests, counted = [], []
+  for one in made.programs:
+    learns = one.name in LEARNING
+    of = made.counted if learns else made.sampler
+    place = made.jobs.topology if made.jobs and not learns else topology
+    config = dataclasses.asdict(of.config)
+    requests.append(
+      compiling.Request(config, place.name, place.slices, one.name)
     )
-    for one in made.programs
-  ]
+    counted.append(of)
   found = compiling.compile_all(requests, tell=tell)
   programs = tuple(
-    plan_program(made.counted, one.name, one.calls, result)
-    for one, result in zip(made.programs, found, strict=True)
+    plan_program(of, one.name, one.calls, result)
+    for of, one, result in zip(counted, made.programs, found, strict=True)
   )
   return dataclasses.replace(made, programs=programs)
 
@@ -274,12 +434,12 @@ def plan_program(
     **counted.held(name),
   }
   if counted.apart:  # each device has what its own programs need
-    older = {'older parameters'}
-    learns = name in LEARNING
+    # Jobs fetch older ones from the learner.
+    owned = *_OF_LEARNER, *['older parameters'] * counted.jobs
     there = {
       part: size
       for part, size in there.items()
-      if (part in _OF_LEARNER) == learns and not (learns and part in older)
+      if (part in owned) == (name in LEARNING)
     }
   needs = counted.memory(name)
   work = counted.work(name)
@@ -380,11 +540,44 @@ def to_json(made: Plan) -> dict[str, Any]:
     'host_gib': counted.on_host / GIB,
     'parked_gib': counted.parked / GIB,
     'largest': made.largest.name,
-    'waste': waste.sentences(counted, made.topology.number),
+    'waste': wasted(made),
+    'jobs': made.jobs.number if made.jobs else 0,
+    'draw_secs': made.draw_secs,
+    'learn_secs': made.learn_secs,
+    'sync': sync_json(made),
+    **_waits_json(made),
     'programs': {one.name: program_json(one) for one in made.programs},
     'bound_secs': made.bound_secs,
     'tokens_per_sec_at_most': made.tokens_per_sec,
   }
+
+
+def sync_json(made: Plan) -> dict[str, Any] | None:
+  """What a version costs on its way; None if learner and sampler share."""
+  sync = made.sync
+  if sync is None:
+    return None
+  known = sync.is_known
+  return {
+    'gib': sync.bytes / GIB,
+    'link': sync.link,
+    'learning_secs': sync.learning_secs if known else None,
+    'sampling_secs': sync.sampling_secs if known else None,
+  }
+
+
+def _waits_json(made: Plan) -> dict[str, float]:
+  """Who waits, if learner and sampler have devices of their own."""
+  step = made.step()
+  return {
+    'sampling_waits_secs': step.sampling_waits,
+    'learning_waits_secs': step.learning_waits,
+  }
+
+
+def wasted(made: Plan) -> list[str]:
+  """See `waste.sentences`."""
+  return waste.sentences(made.counted, made.topology.number, made.drawing)
 
 
 def collectives(program: Program) -> dict[str, float] | None:
@@ -398,6 +591,7 @@ def collectives(program: Program) -> dict[str, float] | None:
   return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+_LONG = 0.25  # a wait of a larger share of a step is worth a word
 _IDLE = 0.9  # below this share of data shards with rows, it is worth a word
 
 
@@ -478,6 +672,22 @@ def _to_fit(plan: Plan) -> list[str]:
   return found
 
 
+def _to_divide_better(plan: Plan) -> list[str]:
+  """What to do if one side waits long for the other."""
+  step = plan.step()
+  sides = 'sampling', 'learning'
+  waits = step.sampling_waits, step.learning_waits
+  if step.learning_waits > step.sampling_waits:
+    sides, waits = sides[::-1], waits[::-1]
+  if waits[0] < _LONG * step.secs:
+    return []
+  who, whom = sides
+  return [
+    f'{who.capitalize()} waits for {whom} for {waits[0] / step.secs:.0%} of a '
+    f'step: give {whom} more of the devices; --split tries all divisions.'
+  ]
+
+
 def _to_be_faster(plan: Plan) -> list[str]:
   """What the slowest program waits for."""
   counted = plan.counted
@@ -496,6 +706,7 @@ def _to_be_faster(plan: Plan) -> list[str]:
       f'rows lie on {shards} data shards. Use more of config.mesh.tensor, set '
       'config.learner.row_completions, or sample more prompts.'
     )
+  found += _to_divide_better(plan)
   secs = plan.secs()
   slowest = max(
     plan.programs, key=lambda one: roofline.bound(secs[one.name])[0]

@@ -58,7 +58,7 @@ def best(
   seen, problem = set(), ''
   # Experts are split if the model has some, which the first plan tells.
   for one in itertools.chain.from_iterable(
-    candidates(config, topology, size)
+    candidates(config, topology, size, config.generator.devices)
     for size in divisors(MOST_SENDING)
     if size == 1 or (counted and counted[0].plan.counted.model.experts)
   ):

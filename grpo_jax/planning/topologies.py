@@ -100,6 +100,22 @@ class Topology:
     return math.ceil(math.prod(self.shape) / host) * self.slices
 
   @property
+  def groups(self) -> int:
+    """How many parts of it may be machines of a job: slices, or nodes."""
+    if self.slices > 1 or self.is_tpu or len(self.shape) == 1:
+      return self.slices
+    return self.shape[0]
+
+  def some(self, number: int) -> 'Topology':
+    """So many of its `groups`."""
+    if self.slices > 1 or self.groups == 1:
+      return dataclasses.replace(self, slices=number)
+    kind, (_, each) = self.name.partition(':')[0], self.shape
+    return dataclasses.replace(
+      self, name=f'{kind}:{number}x{each}', shape=(number, each)
+    )
+
+  @property
   def is_tpu(self) -> bool:
     """Whether the compiler for it is to be had."""
     return self.chip.link == 'ICI'
@@ -218,10 +234,16 @@ def abstract_mesh(
       f'{topology.number} devices, and one at least learns; give at most '
       f'{topology.number - 1}.'
     )
+  if apart and topology.hosts > 1:
+    raise ValueError(
+      f'config.generator.devices={apart} divides the devices of one process, '
+      f'but {topology.name} has {topology.hosts} hosts, each with a process of '
+      'its own; give 0, and --generators for jobs that sample.'
+    )
   shape = sharding.mesh_shape(
     topology.number - apart,
     **dataclasses.asdict(wanted),
-    processes=1 if apart else topology.hosts,
+    processes=topology.hosts,
   )
   maker = '' if topology.is_tpu else 'NVIDIA '
   return mesh_of_shapes(

@@ -33,24 +33,33 @@ class _Whole(NamedTuple):
   counted: str
 
 
-def sentences(counted: Arithmetic, devices: int) -> list[str]:
+def sentences(
+  counted: Arithmetic, devices: int, drawing: Arithmetic | None = None
+) -> list[str]:
   """What is held more often than needed, and what has nothing to do.
 
   Args:
-    counted: The run.
-    devices: How many there are.
+    counted: The run; what learns, if jobs sample.
+    devices: How many there are for it.
+    drawing: What a job draws with; None: the run samples itself.
   """
-  parts = counted.parts
-  params = parts.updater.joined(parts.updater.compiled.abstract.params)
-  read = parts.engine.decoding_params(params)
-  axes = parts.engine.model.logical_axes
-  mesh, sampling = counted.mesh, counted.sampling_mesh
+  drawing = drawing or counted
+  axes = drawing.parts.engine.model.logical_axes
+  read = drawing.parts.engine.decoding_params(_params(drawing))
+  mesh, sampling = counted.mesh, drawing.sampling_mesh
   return [
-    *_copies('The learner', params, axes, mesh, sharding.RULES),
+    *_copies('The learner', _params(counted), axes, mesh, sharding.RULES),
     *_copies('Sampling', read, axes, sampling, sharding.DECODING_RULES),
-    *_cache(counted),
+    *_cache(drawing),
     *_idle(counted, devices),
+    *_drawing_nothing(drawing),
   ]
+
+
+def _params(counted: Arithmetic) -> Any:
+  """All parameters of the learner, as shapes."""
+  updater = counted.parts.updater
+  return updater.joined(updater.compiled.abstract.params)
 
 
 def _copies(
@@ -112,12 +121,16 @@ def _cache(counted: Arithmetic) -> Iterator[str]:
 
 def _idle(counted: Arithmetic, devices: int) -> Iterator[str]:
   """Devices that have nothing to do."""
-  used = counted.mesh.size + counted.apart * counted.sampling_mesh.size
+  used = counted.mesh.size + counted.config.generator.devices
   if rest := devices - used:
     yield (
       f'Idle: {rest} of {devices} devices are not in the mesh; give data=-1 '
       'for all.'
     )
+
+
+def _drawing_nothing(counted: Arithmetic) -> Iterator[str]:
+  """Devices that sample, and have no row to draw."""
   places = counted.drawn * counted.starts
   if counted.prompts < _USED * places:
     yield (

@@ -96,11 +96,8 @@ def source(
       run.draw.group,
       turns=run.turns,
     )
-    # Evaluations are drawn even so, and not always where the learner is.
-    load = functools.partial(_load, run, updater)
-    if run.draws_ahead:
-      load = _Here(run, _weights(run, updater)).put
-    return AtOnce(draw, load, run.engine.unload, wait)
+    # Evaluations are drawn even so.
+    return AtOnce(draw, loader(run, updater), run.engine.unload, wait)
   if not run.draws_ahead:
     return drawn_at_once(run, updater, wait)
   lease = Lease()
@@ -152,6 +149,21 @@ class _Here:
     self.publish(params, version)
     self.load(version)
     self.drop(())
+
+
+def loader(run: build.Run, updater: Updater) -> Callable[[Any, int], None]:
+  """What gives the engine trained parameters, wherever it draws.
+
+  Args:
+    run: The parts of the run.
+    updater: See `source`.
+
+  Returns:
+    A function of parameters and their version.
+  """
+  if run.config.generator.devices:
+    return _Here(run, _weights(run, updater)).put
+  return functools.partial(_load, run, updater)
 
 
 def drawn_at_once(

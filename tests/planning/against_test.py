@@ -84,6 +84,40 @@ def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   assert ratio == pytest.approx(2 * passes * shorter + 1, rel=1e-3)
 
 
+def test_each_side_of_a_divided_run_has_its_devices(tmp_path, monkeypatch):
+  """Three draw, and one learns; weights that are split over two are halves."""
+  machine = roofline.Machine(1e6, 1e15)
+  monkeypatch.setattr(roofline, 'chip_peaks', lambda chip: machine)
+  changes = {'learner.micro_rows': 1, 'sampler.ahead': 1}
+  own = {'generator.devices': 3, **changes}
+  turn = against.compare(workdir(tmp_path, '1 x TPU v5 lite', **changes))
+  found = against.compare(workdir(tmp_path, **own))
+  assert found.learning == turn.learning
+  once = turn.sampling.bound_secs
+  assert found.sampling.bound_secs == pytest.approx(once / 3)
+  machine = roofline.Machine(1e15, 1e6)
+  monkeypatch.setattr(roofline, 'chip_peaks', lambda chip: machine)
+  two = {**own, 'generator.devices': 2, 'learner.micro_rows': 2}
+  whole, halves = (
+    against.compare(workdir(tmp_path, **two, **{'sampler.tensor': tensor}))
+    for tensor in (1, 2)
+  )
+  assert whole.sampling.bound_by == 'memory'
+  assert halves.learning == whole.learning
+  ratio = halves.sampling.bound_secs / whole.sampling.bound_secs
+  assert 0.5 <= ratio < 0.6  # but for what is not split
+
+
+def test_of_jobs_that_sample_nothing_is_told(tmp_path, capsys):
+  changes = {'generator.listen': '127.0.0.1:8470', 'sampler.ahead': 1}
+  found = against.compare(workdir(tmp_path, **changes))
+  assert found.sampling is None
+  assert found.learning == against.compare(workdir(tmp_path)).learning
+  command.show_against(found)
+  assert 'sampling: by jobs' in capsys.readouterr().out
+  assert command.against_json(found)['sampling'] is None
+
+
 @pytest.mark.parametrize('needed', [0.5, 0.0])
 def test_what_updates_left_out_costs_nothing(needed, tmp_path):
   rows = ({**ROW, 'needed_tokens': needed},) * 4
