@@ -195,6 +195,11 @@ class Desk:
         self._beat = one.beat = self._now()
       return one is not None
 
+  def release(self, word: str) -> None:
+    """A generator cannot draw what it holds now; others may."""
+    with self._lock:
+      self._take_back(word)
+
   def leave(self, word: str, why: str) -> None:
     """A generator ends; what it holds goes to others."""
     with self._lock:

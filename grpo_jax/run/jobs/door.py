@@ -74,6 +74,7 @@ class Door:
       '/take': self._take,
       '/bring': self._bring,
       '/fail': self._fail,
+      '/release': self._release,
       '/leave': self._leave,
       '/weights': self._fetch,
     }
@@ -183,6 +184,11 @@ class Door:
       bool(values['inside']),
     )
     return {'taken': taken}
+
+  async def _release(self, values: Any, blobs: Any) -> dict[str, Any]:
+    del blobs
+    self._desk.release(_text(values, 'word'))
+    return {}
 
   async def _leave(self, values: Any, blobs: Any) -> dict[str, Any]:
     del blobs

@@ -1,6 +1,7 @@
 """A generator: asks a learner for parts, draws them, and brings them."""
 
 from collections.abc import Callable
+import contextlib
 import os
 import socket
 import time
@@ -290,6 +291,7 @@ class Generator:
       self._late += 1
       if self._late > _MOST_LATE:
         raise Ended(f'{found[0]} Start the generator again.')
+      self._tell_learner('/release')
       # Longer and longer, so that others get the part.
       secs = _AGAIN_SECS * 2 ** (self._late - 1)
       self._stop_or_sleep(min(secs, _MOST_AGAIN_SECS))
@@ -351,12 +353,13 @@ class Generator:
 
   def _leave(self, why: str) -> None:
     """Tells the learner that this generator ends, if it can be told."""
+    self._tell_learner('/leave', why=why)
+
+  def _tell_learner(self, path: str, **values: Any) -> None:
     if self._word is None or not self._peers.is_first:
       return
-    try:
-      self._learner.ask('/leave', {'word': self._word, 'why': why})
-    except (calls.Away, calls.Refused):
-      return
+    with contextlib.suppress(calls.Away, calls.Refused):
+      self._learner.ask(path, {'word': self._word, **values})
 
 
 def _named(job: Job) -> str:

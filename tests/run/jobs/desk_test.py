@@ -130,6 +130,20 @@ def test_a_part_that_was_lost_on_its_way_is_given_again():
   asked.result()
 
 
+def test_what_a_generator_cannot_draw_now_goes_to_another_one():
+  desk = desk_lib.Desk()
+  one, two = desk.join('one'), desk.join('two')
+  asked = Asked(desk, jobs(1))
+  ticket, job = taken(desk, one)
+  assert desk.take(two) is None
+  desk.release(one)
+  assert desk.take(two) == (ticket, job)
+  desk.release(one)  # it holds nothing any more
+  assert desk.take(one) is None
+  desk.bring(two, ticket, drawn(job), 1.0)
+  asked.result()
+
+
 def test_what_a_generator_leaves_comes_first():
   desk = desk_lib.Desk()
   one, two = desk.join('one'), desk.join('two')
