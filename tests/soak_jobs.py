@@ -47,7 +47,7 @@ KILLED, ASKED = 'is killed', 'is asked to end'
 STANDS, ADDED, LEARNER = 'stands still', 'is added', 'learner is killed'
 FAULTS = (KILLED,) * 3 + (STANDS,) * 2 + (ASKED, ADDED, LEARNER)
 MOST_SECS = 300.0  # without a new rollout, on a busy machine
-EVERY_SECS = 2.0, 12.0  # between two faults
+EVERY_SECS = 4.0, 25.0  # between two faults
 
 
 class Program:

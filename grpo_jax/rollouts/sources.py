@@ -430,6 +430,7 @@ class Ahead:
     self._error: BaseException | None = None  # of the one that is drawn now
     self._loaded: int | None = None  # the version that the engine has
     self._pauses, self._is_drawing = False, False
+    self._kept: int | None = None  # the first rollout that a receipt may need
     self._thread: threading.Thread | None = None
 
   def restore(self, receipt: Receipt, version: int) -> None:
@@ -443,8 +444,15 @@ class Ahead:
 
   def receipt(self) -> Receipt:
     """See `Source`; what is being drawn is drawn again."""
-    agreed = None if self._agree is None else self._agree(self._begun)
+    agreed = None
+    if self._agree is not None:
+      with self._changed:
+        self._kept = self._known_to_all()
+      # The threads go on. Once all are here, all keep what is needed from now.
+      self._agree(0)
+      agreed = self._agree(self._begun)
     with self._changed:
+      self._kept = None
       while agreed and self._begun < agreed and self._error is None:
         self._changed.wait()  # the first process has told of it
       begun = self._begun if agreed is None else min(agreed, self._begun)
@@ -541,12 +549,16 @@ class Ahead:
     needed = self._pace.needed(rollout, newest)
     return needed if rollout < self._rollouts else set()
 
+  def _known_to_all(self) -> int:
+    """The first rollout that may not be drawn yet in another process."""
+    if self._agree is None:
+      return self._begun
+    return max(self._begun - 1, self._learned)
+
   def _drop(self) -> None:
     """Frees the versions that nothing is drawn by any more."""
     assert self._newest is not None
-    begun = self._begun
-    if self._agree is not None:  # others may not have heard of the last one
-      begun = max(begun - 1, self._learned)
+    begun = self._known_to_all() if self._kept is None else self._kept
     needed = self._needed(begun, self._newest[1])
     self._sampling.drop(needed | {self._newest[1]})
 

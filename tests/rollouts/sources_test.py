@@ -360,3 +360,64 @@ def test_a_thousand_rollouts_with_a_heavy_tail_of_delays():
     for x in (lengths, learned)
   )
   assert np.abs(drawn - kept).max() == 0
+
+
+@pytest.mark.parametrize('ahead, every', [(0, 1), (1, 1), (2, 1), (3, 2)])
+def test_processes_of_which_some_hear_later_have_one_receipt(ahead, every):
+  """The first draws, the others hear of it; any may be one step ahead."""
+  steps, chance = 25, random.Random(ahead)
+  heard = [threading.Event() for _ in range(steps)]
+  delays = [chance.choice((0, 0, 0.01)) for _ in range(3 * steps)]
+  meet = threading.Barrier(2)
+  said, receipts, found = {}, {0: [], 1: []}, {}
+
+  def agree(rank, number):
+    if rank == 0:
+      said['begun'] = number
+    meet.wait(20)
+    number = said['begun']
+    meet.wait(20)
+    time.sleep(0.003)  # the threads go on
+    return number
+
+  def before(rank, rollout):
+    if rank == 0:
+      heard[rollout].set()  # as what is handed out, before it is noted here
+      time.sleep(delays[rollout])
+    else:
+      assert heard[rollout].wait(20)
+      time.sleep(delays[steps + rollout])
+
+  def run(rank):
+    sampling = Sampling()
+    sampling.before = lambda rollout: before(rank, rollout)
+    source = drawn_ahead(
+      sampling, Pace(ahead, every), steps,
+      agree=lambda number: agree(rank, number),
+    )  # fmt: skip
+    with contextlib.closing(source):
+      source.restore(Receipt(), 0)
+      found[rank], receipts[rank] = train(
+        source, 0, steps,
+        lambda version: time.sleep(delays[2 * steps + version]),
+      )  # fmt: skip
+
+  threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(MOST)
+  assert found[0] == found[1] and len(found[0]) == steps
+  for version, (one, other) in enumerate(zip(*receipts.values(), strict=True)):
+    assert one.prompts == other.prompts
+    assert one.versions == other.versions
+    assert [f.rollout for f in one.finished] == [
+      f.rollout for f in other.finished
+    ]
+    begun = version + 1 + len(one.finished)
+    assert one.prompts.position == 2 * begun
+    # What is still to be drawn has all it is drawn by.
+    due = {Pace(ahead, every).version(n) for n in range(begun, steps)}
+    assert {v for v in due if v <= version} == {*one.versions} - {version} | (
+      {version} & due
+    )

@@ -59,6 +59,18 @@ class Learner:
     self.address, self._signer = address, signer
     self.run = ''  # set by `hello`
 
+  def all(self) -> list['Learner']:
+    """The processes of this learner now; each start has other addresses.
+
+    Raises:
+      Away: It does not answer.
+      Refused: It has another run now.
+    """
+    doors = self.ask('/hello', {})
+    if doors.get('run') != self.run:
+      raise Refused(409, 'Another run is at this address now.')
+    return [self, *map(self.beside, doors['doors'][1:])]
+
   def beside(self, address: str) -> 'Learner':
     """Another process of this learner, which has said hello."""
     found = Learner(address, self._signer)

@@ -28,6 +28,9 @@ from grpo_jax.run import drawing
 
 SILENT_SECS = 30.0
 """After which a generator counts as gone; it beats every ten seconds."""
+SLOW_SECS = 60.0
+"""After which another generator that has nothing to do draws a part too."""
+_SLOWER = 3.0  # than the slowest part so far; only then
 _POLL_SECS = 0.2
 
 
@@ -70,6 +73,7 @@ class _Open:
   job: Job
   news: queue.SimpleQueue[tuple[str, Any]]
   holder: str = ''  # the generator that draws it; '' if none does
+  since: float = 0.0  # when it was taken
 
 
 @dataclasses.dataclass
@@ -118,6 +122,7 @@ class Desk:
     self._waiting: collections.deque[str] = collections.deque()
     self._generators: dict[str, _Generator] = {}
     self._beat = now()  # the newest of all
+    self._longest = 0.0  # seconds that a part took
 
   # What the learner calls.
 
@@ -222,15 +227,36 @@ class Desk:
       taken = None
       while self._waiting and taken is None:
         ticket = self._waiting.popleft()
-        if (entry := self._open.get(ticket)) is not None:
-          entry.holder = word
-          taken = ticket, self._by_newest(entry.job)
+        taken = self._given(ticket, word)
+      if taken is None and (ticket := self._slowest(word)):
+        taken = self._given(ticket, word)
     for one in gone:
       self._tell(
         f'the generator {one.name} has been silent for {SILENT_SECS:.0f} s; '
         'others draw its part'
       )
     return taken
+
+  def _given(self, ticket: str, word: str) -> tuple[str, Job] | None:
+    """A part, from now on with a generator; None if nobody waits for it."""
+    entry = self._open.get(ticket)
+    if entry is None:
+      return None
+    entry.holder, entry.since = word, self._now()
+    return ticket, self._by_newest(entry.job)
+
+  def _slowest(self, word: str) -> str:
+    """A part that another one draws for much longer than any took; or ''.
+
+    Its device may hang, while it beats. Whoever brings it first has brought it.
+    """
+    least = max(SLOW_SECS, _SLOWER * self._longest)
+    late = {
+      ticket: entry.since
+      for ticket, entry in [*self._open.items()]
+      if entry.holder not in ('', word) and self._now() - entry.since > least
+    }
+    return min(late, key=late.__getitem__, default='')
 
   def _by_newest(self, job: Job) -> Job:
     version = self.newest if self._inflight else None
@@ -265,6 +291,7 @@ class Desk:
     with self._lock:
       if self._open.pop(ticket, None) is None:
         return False
+      self._longest = max(self._longest, secs)
       if one := self._generators.get(word):
         one.parts, one.secs = one.parts + 1, one.secs + secs
     entry.news.put((ticket, part))

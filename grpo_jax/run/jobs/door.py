@@ -21,7 +21,7 @@ TAKE_SECS = 5.0
 """How long an answer to a generator waits for a part."""
 NONCE, DIGEST, SIGNATURE = 'x-grpo-nonce', 'x-grpo-digest', 'x-grpo-signature'
 
-_LOOK_SECS = 0.05  # between two looks for a part
+_LOOK_SECS = 0.01  # between two looks for a part
 _IDLE_SECS = 30.0  # in which more of a body must come
 _MOST_BYTES = 1 << 20  # of a body that brings nothing
 _MOST_LARGE = 4  # bodies that bring something, at the same time

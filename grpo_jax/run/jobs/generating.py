@@ -250,6 +250,8 @@ class Generator:
     except Abandoned:
       self._tell(f'{_named(job)} is given up: nobody waits for it')
       return
+    except Ended:
+      raise
     except Exception as error:
       if processes.is_of_the_runtime(error):
         raise Ended(

@@ -152,13 +152,15 @@ def opened(
       'those that the learner has; copy the same for both.'
     )
 
-  doors = [
-    learner.beside(address) if process else learner
-    for process, address in enumerate(hello['doors'])
-  ]
+  every = [learner, *map(learner.beside, hello['doors'][1:])]
 
   def ask(process: int, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-    return doors[process].ask('/weights', wanted)
+    try:
+      return every[process].ask('/weights', wanted)
+    except calls.Away:
+      # It may have started again, where its processes have other addresses.
+      every[:] = learner.all()
+      raise
 
   with contextlib.ExitStack() as stack:
     if peers.number > 1:

@@ -27,6 +27,7 @@ from grpo_jax.run.jobs import desk as desk_lib
 from grpo_jax.run.jobs import door as door_lib
 from grpo_jax.run.jobs import shared
 from grpo_jax.run.jobs import wire
+from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.serving import listening
 
@@ -238,6 +239,13 @@ def _way(name: str, host: str, workdir: pathlib.Path) -> offering.Way:
           f'these devices ({plain_text.first_line(error)}); give '
           "'files', and a workdir that all see."
         ) from error
+  if str(bucket.arrays(workdir)) != str(workdir):
+    raise ValueError(
+      "Weights go through files (config.generator.weights='files', or JAX "
+      'cannot transfer from these devices), and the workdir is in a bucket, '
+      'whose copy on this disk no job sees; give a workdir on a disk that all '
+      'see.'
+    )
   return offering.Files(workdir / 'weights')
 
 

@@ -196,6 +196,25 @@ def test_who_gives_up_takes_back_what_was_laid():
   assert not desk.bring(one, ticket, drawn(job), 1.0)
 
 
+def test_a_part_that_takes_much_too_long_is_drawn_by_another_one_too():
+  """A device may hang, while its process beats."""
+  clock = Clock()
+  desk = desk_lib.Desk(now=clock)
+  one, two = desk.join('one'), desk.join('two')
+  asked = Asked(desk, jobs())
+  hangs, quick = taken(desk, one), taken(desk, two)
+  desk.bring(two, quick[0], drawn(quick[1]), 30.0)
+  for clock.now in (20.0, 40.0, 60.0, 80.0):
+    assert desk.beat(one) and desk.take(two) is None
+  clock.now = 91.0  # three times as long as the other one took
+  desk.beat(one)
+  assert desk.take(two) == hangs
+  assert desk.beat(one) and desk.take(one) is None
+  desk.bring(two, hangs[0], drawn(hangs[1]), 5.0)
+  asked.result()
+  assert not desk.bring(one, hangs[0], drawn(hangs[1]), 95.0)
+
+
 def test_completions_of_other_prompts_are_refused():
   desk = desk_lib.Desk()
   one = desk.join('one')
