@@ -149,6 +149,11 @@ class Learner:
         'the learner by --learner.',
       )
     values, _ = wire.unpack(data)
+    if status == 500:  # such as of one that ends
+      raise Away(
+        f'The learner at {self.address} cannot answer '
+        f'({values.get("refused")}).'
+      )
     if status != 200:
       raise Refused(status, str(values.get('refused', status)))
     return values

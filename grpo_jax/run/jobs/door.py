@@ -107,8 +107,11 @@ class Door:
     except _Left:
       return
     except Exception as error:
-      status = error.status if isinstance(error, Refused) else 400
       known = isinstance(error, ValueError)
+      theirs = known or isinstance(error, (LookupError, TypeError))
+      status = 400 if theirs else 500
+      if isinstance(error, Refused):
+        status = error.status
       text = plain_text.said(error) if known else plain_text.first_line(error)
       answer = wire.pack({'refused': text})
     said = self._signer.sign(

@@ -132,6 +132,26 @@ def test_weights_that_never_come_end_the_generator_alone(monkeypatch):
     finish(desk, whole)
 
 
+def test_a_learner_that_cannot_answer_now_is_asked_again():
+  """As one that ends, whose threads have ended already."""
+  ends = []
+
+  def weights(wanted):
+    if len(ends) < 2:
+      ends.append(wanted)
+      raise RuntimeError('cannot schedule new futures after shutdown')
+    return {'file': 'x'}
+
+  with doors.opened(desk_lib.Desk(), weights=weights) as address:
+    learner = calls.Learner(address, wire.Signer(doors.SECRET))
+    learner.hello()
+    assert learner.ask('/weights', {}) == {'file': 'x'}
+    ends.clear()
+    for _ in range(2):
+      with pytest.raises(calls.Away, match='cannot answer'):
+        learner._once('/weights', wire.pack({'run': 'a run'}))
+
+
 def test_a_learner_has_other_addresses_after_a_new_start():
   hello = {'run': 'a run', 'doors': ['of the first', '127.0.0.1:1']}
   with doors.opened(desk_lib.Desk(), hello=hello) as address:
