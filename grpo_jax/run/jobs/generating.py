@@ -20,7 +20,8 @@ from grpo_jax.run.jobs import wire
 from grpo_jax.run.jobs.desk import Job
 
 _AGAIN_SECS = 1.0  # until the learner is asked again that did not answer
-_MOST_LATE = 60  # weights in a row that have not come
+_MOST_AGAIN_SECS = 30.0
+_MOST_LATE = 10  # weights in a row that have not come
 
 
 def learner_at(address: str, secret: str) -> calls.Learner:
@@ -286,10 +287,12 @@ class Generator:
     found = [text for text in self._peers.exchange(why) if text]
     if found:
       self._tell(f'{_named(job)} is given up: {found[0]}')
-      self._late = self._late + 1
+      self._late += 1
       if self._late > _MOST_LATE:
         raise Ended(f'{found[0]} Start the generator again.')
-      self._stop_or_sleep(_AGAIN_SECS)
+      # Longer and longer, so that others get the part.
+      secs = _AGAIN_SECS * 2 ** (self._late - 1)
+      self._stop_or_sleep(min(secs, _MOST_AGAIN_SECS))
       return False
     self._late = 0
     self._draws.load(job.version, start)

@@ -1,11 +1,13 @@
 """Runs for which generators draw: threads that know the learner by sockets."""
 
+import json
 import random
 import threading
 import time
 
 import jax
 import pytest
+import tokenizers
 
 from grpo_jax.engines import fetching
 from grpo_jax.hosts import processes
@@ -16,6 +18,7 @@ from grpo_jax.run.jobs import desk as desk_lib
 from grpo_jax.run.jobs import door as door_lib
 from grpo_jax.run.jobs import generating
 from tests import runs
+from tests.run import played
 from tests.run import resume_test
 from tests.run.jobs import generators
 
@@ -188,3 +191,33 @@ def test_a_generator_with_other_files_is_refused(tmp_path, monkeypatch):
   assert isinstance(error, ValueError)
   assert 'the SHA-256 of the module of tests.judges:even=' in str(error)
   assert jax.devices()
+
+
+def test_episodes_are_played_where_they_are_drawn(tmp_path):
+  """Environments, branches and judges of generators, bit for bit."""
+  folder = tmp_path / 'tokenizer'
+  folder.mkdir()
+  tokenizers.Tokenizer.from_str(played.tokenizer().backend.to_str()).save(
+    str(folder / 'tokenizer.json')
+  )
+  told = {
+    'chat_template': played.TEMPLATE,
+    'eos_token': '|',
+    'pad_token': '<pad>',
+  }
+  (folder / 'tokenizer_config.json').write_text(json.dumps(told))
+  changes = {
+    **{k: v for k, v in generators.SMALL.items() if k != 'reward'},
+    **played.SMALL, 'data.tokenizer': str(folder), 'sampler.ahead': 1,
+  }  # fmt: skip
+  loop.train(runs.small(**changes), tmp_path / 'alone')
+  port = generators.free_port()
+  address = {'generator.listen': f'127.0.0.1:{port}'}
+  with generators.some(port, 2) as every:
+    loop.train(runs.small(**changes, **address), tmp_path / 'jobs')
+  assert [one.ended() for one in every] == [0, 0]
+  runs.assert_equal(tmp_path / 'alone', tmp_path / 'jobs')
+  (first, *_) = parquet.files(tmp_path / 'jobs' / 'completions')
+  assert parquet.read(first).accounts
+  # What took how long comes over too.
+  assert 'engine_idle_share' in runs.records(tmp_path / 'jobs')[-1]
