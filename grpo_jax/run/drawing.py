@@ -57,6 +57,8 @@ def in_parts(records: Records, number: int) -> list[Records]:
 
 def joined(parts: Sequence[Collected], at_once: bool) -> Collected:
   """What was drawn in parts, one after another or at the same time."""
+  if len(parts) == 1:
+    return parts[0]
   use, sums = EngineUse(), max if at_once else sum
   for part in parts:
     use.add(part.use)

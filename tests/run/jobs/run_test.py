@@ -33,8 +33,9 @@ def beats_fast(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
+  before = {*threading.enumerate()}  # of other tests
   yield
-  left = [t.name for t in threading.enumerate()]
+  left = [t.name for t in threading.enumerate() if t not in before]
   assert not {'ahead', 'beat', 'serving'} & {*left}, left
 
 
