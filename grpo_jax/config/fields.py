@@ -555,9 +555,10 @@ class Sampler:
     0,
     'How many rollouts may be drawn and judged before their turn, by policies '
     'that are at most so many updates of a rollout older than the one that '
-    'learns. 0: each rollout is drawn by the policy that learns from it. With '
-    'generator.devices they are drawn while updates run. On one device they '
-    'are drawn between these, which saves time where judging is slow. '
+    'learns. 0: each rollout is drawn by the policy that learns from it. '
+    'They are drawn while updates run: on devices of their own '
+    '(generator.devices), by jobs (generator.listen), or on the one device '
+    'that learns too, which saves time where judging is slow. '
     'Prompts that only resample_rounds, retire_solved or data.too_long need '
     'are read in another thread. '
     "Give learner.anchor='sampler' with it, or a method that has importance "

@@ -115,23 +115,19 @@ class Put:
 
   def fetch(self, version: int) -> Any:
     """See `Weights`."""
-    route, base = self._route, self._base
     with self._lock:
       snapshot = self._snapshots[version]
     placed = self.placed(snapshot)
-    if base is None:
+    if self._base is None:
       return placed
     if self._frozen is not None:  # once; the learner keeps its own
-      route = self._made(self._frozen)
-      self._base = base = _placed(base, route.landed, route.place)
-      self._frozen = None
-    return lora.join(placed, base)
+      place = self._made(self._frozen).place
+      self._base, self._frozen = _placed(self._base, place), None
+    return lora.join(placed, self._base)
 
   def placed(self, landed: Any) -> Any:
     """A snapshot where decoding reads it, but for what is not trained."""
-    sharding = [x.sharding for x in jax.tree.leaves(landed)]
-    landed_at = jax.tree.structure(landed).unflatten(sharding)
-    return _placed(landed, landed_at, self._route.place)
+    return _placed(landed, self._route.place)
 
   def drop(self, needed: Collection[int]) -> None:
     """See `Weights`."""
@@ -194,21 +190,20 @@ class Put:
     return sent
 
 
-def _placed(landed: Any, far: Any, place: Any) -> Any:
+def _placed(landed: Any, place: Any) -> Any:
   """What has landed, as decoding reads it; entry by entry, layer by layer."""
   found: dict[str, Any] = {}
   for name, x in landed.items():
     if isinstance(x, list):
-      each = zip(x, far[name], place[name], strict=True)
-      found[name] = [_move(*one) for one in each]
+      found[name] = list(map(_move, x, place[name]))
     else:
-      found[name] = _move(x, far[name], place[name])
+      found[name] = _move(x, place[name])
   return found
 
 
-def _move(tree: Any, far: Any, place: Any) -> Any:
+def _move(tree: Any, place: Any) -> Any:
   """A tree where it is to lie; what lies there already is not copied."""
-  if jax.tree.leaves(far) == jax.tree.leaves(place):
+  if [x.sharding for x in jax.tree.leaves(tree)] == jax.tree.leaves(place):
     return tree
   places, treedef = jax.tree.flatten(place)
   return _mover(treedef, tuple(places))(tree)

@@ -223,7 +223,7 @@ class Files:
 
 
 class Offers:
-  """`handover.Weights` of a learner whose generators are jobs.
+  """Snapshots of a learner whose generators are jobs; see `handover.Weights`.
 
   The thread of the learner publishes and drops; threads that answer offer.
 
@@ -240,10 +240,6 @@ class Offers:
     self.restore, self.abstract = self._put.restore, self._put.abstract
     self.leaves = leaves(self.abstract(), mesh.size)
     self.way: Way | None = None  # until the door opens
-
-  def fetch(self, version: int) -> Any:
-    """See `Weights`; nothing is drawn here."""
-    raise NotImplementedError(version)
 
   def drop(self, needed: Collection[int]) -> None:
     """See `Weights`."""

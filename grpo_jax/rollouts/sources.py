@@ -333,9 +333,13 @@ class Pace:
     oldest = max(rollout - self.ahead, 0)
     return -(-oldest // self.every) * self.every
 
-  def draws(self, version: int) -> bool:
-    """Whether rollouts may be drawn by a version."""
-    return version % self.every == 0
+  def newest(self, version: int) -> int:
+    """The last version up to this one that draws.
+
+    >>> [Pace(ahead=2, every=2).newest(version) for version in range(5)]
+    [0, 0, 2, 2, 4]
+    """
+    return version - version % self.every
 
   def needed(self, rollout: int, newest: int) -> set[int]:
     """The versions that this rollout and later ones are drawn by.
@@ -345,7 +349,7 @@ class Pace:
       newest: The last version there is; later ones are left out.
     """
     if self.inflight:
-      return {newest - newest % self.every}
+      return {self.newest(newest)}
     after = range(rollout, newest + self.ahead + 1)
     return {v for v in map(self.version, after) if v <= newest}
 
@@ -429,6 +433,7 @@ class Ahead:
     self._finished: dict[int, Finished] = {}
     self._error: BaseException | None = None  # of the one that is drawn now
     self._loaded: int | None = None  # the version that the engine has
+    self._loading: int | None = None  # the one that it is about to have
     self._pauses, self._is_drawing = False, False
     self._kept: int | None = None  # the first rollout that a receipt may need
     self._thread: threading.Thread | None = None
@@ -468,7 +473,7 @@ class Ahead:
 
   def publish(self, params: Any, version: int) -> None:
     """See `Source`."""
-    if self._pace.draws(version):
+    if self._pace.newest(version) == version:
       self._sampling.publish(params, version)
     with self._changed:
       self._newest = params, version
@@ -522,12 +527,9 @@ class Ahead:
     try:
       assert self._newest is not None  # the learner is done with it
       params, version = self._newest
-      if not self._pace.draws(version):
+      if self._pace.newest(version) != version:
         self._sampling.publish(params, version)
-      if self._loaded != version:
-        self._loaded = None
-        self._sampling.load(version)
-        self._loaded = version
+      self._load(version)
       yield
     finally:
       with self._changed:
@@ -559,19 +561,35 @@ class Ahead:
     """Frees the versions that nothing is drawn by any more."""
     assert self._newest is not None
     begun = self._known_to_all() if self._kept is None else self._kept
-    needed = self._needed(begun, self._newest[1])
-    self._sampling.drop(needed | {self._newest[1]})
+    needed = self._needed(begun, self._newest[1]) | {self._newest[1]}
+    if self._loading is not None:
+      needed.add(self._loading)
+    self._sampling.drop(needed)
 
   def _refresh(self) -> None:
     """Draws by the newest version from now on, if this is the thread."""
     if threading.current_thread() is not self._thread:
       return
+    with self._changed:
+      self._loading = version = self._wanted(self._begun)
+    self._load(version, goes_on=True)
+
+  def _wanted(self, rollout: int) -> int:
+    """The version that draws a rollout from now on."""
+    if not self._pace.inflight:
+      return self._pace.version(rollout)
     assert self._newest is not None
-    newest = self._newest[1] - self._newest[1] % self._pace.every
-    if newest != self._loaded:
-      self._loaded = None
-      self._sampling.load(newest, goes_on=True)
-      self._loaded = newest
+    return self._pace.newest(self._newest[1])
+
+  def _load(self, version: int, goes_on: bool = False) -> None:
+    """Draws by a version, whose snapshot is not dropped before it is there."""
+    try:
+      if self._loaded != version:
+        self._loaded = None
+        self._sampling.load(version, goes_on)
+        self._loaded = version
+    finally:
+      self._loading = None
 
   def _may_draw(self) -> bool:
     """Whether the next rollout may begin."""
@@ -589,16 +607,10 @@ class Ahead:
           return
         self._is_drawing = True
         prompts, rollout = self._prompts, self._begun
-        assert self._newest is not None
-        wanted = self._pace.version(rollout)
-        if self._pace.inflight:
-          wanted = self._newest[1] - self._newest[1] % self._pace.every
+        self._loading = version = self._wanted(rollout)
       error: BaseException | None = None
       try:
-        if self._loaded != wanted:
-          self._loaded = None
-          self._sampling.load(wanted)
-          self._loaded = wanted
+        self._load(version)
         drawn, secs = _timed(self._sampling.draw, prompts, rollout)
       except BaseException as raised:  # `next` raises it
         error = raised

@@ -152,7 +152,9 @@ def abstract(
       f'it was saved by grpo_jax {packages.get("grpo_jax")}, an earlier '
       'version, which alone reads it'
     )
-  return _Arrays(*state, older=tuple(snapshot() for _ in receipt['versions']))
+  number = len(receipt['versions'])
+  older = (snapshot(),) * number if number else ()
+  return _Arrays(*state, older=older)
 
 
 def restored(saved: checkpoint.Restored, layout: LayoutSpec) -> Progress:

@@ -283,3 +283,15 @@ def test_what_no_one_can_supply_is_named():
   made, state = make(methods.deepseek_v3_2(policy='sampler'))
   with pytest.raises(ValueError, match="'logp_sampler'"):
     learned(made, state, bare(sampler=False), 0)
+
+
+def test_what_lies_behind_a_completion_is_no_older_token():
+  """There the version is 0, as in the rollouts of an engine."""
+  made, state = make(forking)
+  rollout = bare(True)
+  mask = np.asarray(rollout.batch.mask)
+  assert (mask.any(-1) & ~mask.all(-1)).any()
+  version = np.where(mask, 3, 0).astype(np.int32)
+  rollout = rollout._replace(batch=rollout.batch._replace(version=version))
+  batch, _ = with_policies(made, state, rollout, 3)
+  assert np.asarray(batch.extras['fresh'])[mask].all()

@@ -205,6 +205,28 @@ def test_inflight_takes_what_is_published_while_a_rollout_is_drawn():
   source.close()
 
 
+def test_a_version_that_is_about_to_be_loaded_is_not_dropped():
+  """Newer ones are published between the choice and the loading."""
+  sampling, chosen, goes_on = Sampling(), threading.Event(), threading.Event()
+  load = sampling.load
+
+  def late(version, goes_on_with=False):
+    chosen.set()
+    assert goes_on.wait(MOST)
+    load(version, goes_on_with)
+
+  sampling.load = late
+  source = drawn_ahead(sampling, Pace(2, inflight=True), 9)
+  source.publish(params(0), 0)
+  assert chosen.wait(MOST)
+  source.publish(params(1), 1)
+  source.publish(params(2), 2)
+  assert sampling.there.keys() == {0, 2}
+  goes_on.set()
+  assert source.next(0).rollout == (0, 0, 0)
+  source.close()
+
+
 def test_nobody_but_the_thread_loads_what_is_taken_in_flight():
   """A judge that another thread runs calls the same check."""
   sampling, begun, goes_on = Sampling(), threading.Event(), threading.Event()

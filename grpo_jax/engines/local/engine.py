@@ -1,4 +1,4 @@
-"""The engine of this package: samples on the learner's own devices."""
+"""The engine of this package: samples on devices of this process."""
 
 from collections.abc import Callable
 from collections.abc import Generator
@@ -33,7 +33,7 @@ from grpo_jax.models import layout
 
 @dataclasses.dataclass
 class LocalEngine:
-  """Samples with the model's own code, on the learner's devices.
+  """Samples with the model's own code, on the learner's devices or on others.
 
   A prompt is read once for its whole group. When completions have ended, their
   rows are given to prompts that wait, or dropped. Which tokens are drawn does

@@ -21,18 +21,6 @@ class Away(OSError):
   """The learner does not answer."""
 
 
-class Refused(ValueError):
-  """The learner does not do what is asked for; says why.
-
-  Attributes:
-    status: Of HTTP.
-  """
-
-  def __init__(self, status: int, text: str):
-    super().__init__(text)
-    self.status = status
-
-
 class Learner:
   """The learner at an address.
 
@@ -64,11 +52,11 @@ class Learner:
 
     Raises:
       Away: It does not answer.
-      Refused: It has another run now.
+      wire.Refused: It has another run now.
     """
     doors = self.ask('/hello', {})
     if doors.get('run') != self.run:
-      raise Refused(409, 'Another run is at this address now.')
+      raise wire.Refused(409, 'Another run is at this address now.')
     return [self, *map(self.beside, doors['doors'][1:])]
 
   def beside(self, address: str) -> 'Learner':
@@ -98,7 +86,7 @@ class Learner:
 
     Raises:
       Away: There is no answer.
-      Refused: The answer is no.
+      wire.Refused: The answer is no.
     """
     body = wire.pack({'run': self.run, **values}, blobs)
     for left in reversed(range(_TRIES)):
@@ -142,7 +130,7 @@ class Learner:
     if not self._signer.knows(said, *parts):
       if status >= 500:  # a proxy, or a server that ends
         raise Away(f'The learner at {self.address} answers {status}.')
-      raise Refused(
+      raise wire.Refused(
         403,
         f'What answers at {self.address} has another secret; give the one in '
         'config.generator.secret of the run by --secret, and the address of '
@@ -155,7 +143,7 @@ class Learner:
         f'({values.get("refused")}).'
       )
     if status != 200:
-      raise Refused(status, str(values.get('refused', status)))
+      raise wire.Refused(status, str(values.get('refused', status)))
     return values
 
 
@@ -198,7 +186,7 @@ class Beats:
         heard = self._learner.ask(
           '/beat', {'word': self._word, 'ticket': ticket}
         )
-      except (Away, Refused, ValueError):  # `take` says so
+      except (Away, wire.Refused, ValueError):  # `take` says so
         continue
       self.is_known, self.newest = bool(heard.get('known')), heard.get('newest')
       if ticket is not None and ticket == self._ticket:

@@ -30,18 +30,6 @@ Weights = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """`(what a generator asks for)` -> how it gets it; see `engines.offering`."""
 
 
-class Refused(ValueError):
-  """What is asked for is not answered; says why.
-
-  Attributes:
-    status: Of HTTP.
-  """
-
-  def __init__(self, status: int, text: str):
-    super().__init__(text)
-    self.status = status
-
-
 class Door:
   """An ASGI app.
 
@@ -90,16 +78,16 @@ class Door:
       async with large:  # so many bodies are in memory
         do = self._does.get(path)
         if do is None or scope['method'] != 'POST':
-          raise Refused(404, 'There is no such address here.')
+          raise wire.Refused(404, 'There is no such address here.')
         most = wire.MOST_BYTES if path == '/bring' else _MOST_BYTES
         signature = headers.get(SIGNATURE, b'').decode('latin-1')
         digest = headers.get(DIGEST, b'')
         parts = b'ask', path.encode(), nonce, digest
         if not nonce or not self._signer.knows(signature, *parts):
-          raise Refused(403, 'The secret is another one here, or none.')
+          raise wire.Refused(403, 'The secret is another one here, or none.')
         body = await _body(headers, receive, most)
         if wire.digest(body) != digest:
-          raise Refused(400, 'The message has changed on its way.')
+          raise wire.Refused(400, 'The message has changed on its way.')
         values, blobs = wire.unpack(body)
         if not isinstance(values, dict):
           raise wire.Unreadable('This is no message of grpo_jax.')
@@ -111,7 +99,7 @@ class Door:
       known = isinstance(error, ValueError)
       theirs = known or isinstance(error, (LookupError, TypeError))
       status = 400 if theirs else 500
-      if isinstance(error, Refused):
+      if isinstance(error, wire.Refused):
         status = error.status
       text = plain_text.said(error) if known else plain_text.first_line(error)
       answer = wire.pack({'refused': text})
@@ -140,7 +128,7 @@ class Door:
     del blobs
     self._check_run(values)
     if why := self._refuse(values['about']):
-      raise Refused(409, why)
+      raise wire.Refused(409, why)
     return {'word': self._desk.join(str(values['name'])[:200])}
 
   async def _beat(self, values: Any, blobs: Any) -> dict[str, Any]:
@@ -208,7 +196,7 @@ class Door:
 
   def _check_run(self, values: Any) -> None:
     if values.get('run') != self._hello.get('run'):
-      raise Refused(
+      raise wire.Refused(
         409,
         'Another run, or this one with another config, is at this address '
         'now; start the generator again.',
@@ -230,10 +218,10 @@ async def _body(headers: Any, receive: Any, most: int) -> bytes:
   """The body of a request.
 
   Raises:
-    Refused: It is too large, or comes too slowly.
+    wire.Refused: It is too large, or comes too slowly.
   """
   length = headers.get('content-length', b'0')
-  large = Refused(413, f'More than {most} bytes are not read here.')
+  large = wire.Refused(413, f'More than {most} bytes are not read here.')
   if not length.isdigit() or int(length) > most:
     raise large
   parts, size = [], 0
@@ -241,7 +229,7 @@ async def _body(headers: Any, receive: Any, most: int) -> bytes:
     try:
       event = await asyncio.wait_for(receive(), _IDLE_SECS)
     except TimeoutError:
-      raise Refused(408, 'Nothing has come for too long.') from None
+      raise wire.Refused(408, 'Nothing has come for too long.') from None
     if event['type'] == 'http.disconnect':
       raise _Left
     parts.append(event.get('body', b''))

@@ -46,7 +46,7 @@ def hello(
 
   Raises:
     Ended: It does not answer within the time.
-    calls.Refused: It does not want to.
+    wire.Refused: It does not want to.
   """
   found, since, told = None, time.monotonic(), False
   while peers.is_first and found is None and not stop():
@@ -92,7 +92,7 @@ class Draws(Protocol):
 
     Raises:
       OSError: The learner does not answer, or its weights have not come.
-      calls.Refused: It has not got that version any more.
+      wire.Refused: It has not got that version any more.
     """
     ...
 
@@ -207,7 +207,7 @@ class Generator:
           )
         self._stop_or_sleep(_AGAIN_SECS)
         continue
-      except calls.Refused as error:
+      except wire.Refused as error:
         if error.status == 409 and self._word is not None:
           # The learner was started again, with another config.
           return _Work(error=plain_text.said(error))
@@ -267,7 +267,7 @@ class Generator:
         self._beats.draws(None)
     if self._peers.is_first:
       secs = time.monotonic() - begun
-      self._bring(job, part, secs)
+      self._bring(part, secs)
       tokens = int(part.rollout.drawn.sum())
       self._tell(
         f'{_named(job)}, version {job.version}: {tokens} tokens in {secs:.1f} s'
@@ -281,7 +281,7 @@ class Generator:
       self._draws.fetch(job.version, start)
     except (fetching.Late, calls.Away) as error:
       why = plain_text.first_line(error)
-    except calls.Refused as error:
+    except wire.Refused as error:
       if error.status not in (410, 507):  # nobody needs it; the disk is full
         raise
       why = plain_text.first_line(error)
@@ -317,9 +317,8 @@ class Generator:
     if over or stops:
       raise Abandoned
 
-  def _bring(self, job: Job, part: drawing.Collected, secs: float) -> None:
+  def _bring(self, part: drawing.Collected, secs: float) -> None:
     """Brings a part; the learner may be away for a while, or for good."""
-    del job
     values = {'word': self._word, 'ticket': self._ticket, 'secs': secs}
     blobs, since = wire.collected_to_bytes(part), time.monotonic()
     while True:
@@ -348,7 +347,7 @@ class Generator:
     }  # fmt: skip
     try:
       self._learner.ask('/fail', values)
-    except (calls.Away, calls.Refused):
+    except (calls.Away, wire.Refused):
       return
 
   def _leave(self, why: str) -> None:
@@ -358,7 +357,7 @@ class Generator:
   def _tell_learner(self, path: str, **values: Any) -> None:
     if self._word is None or not self._peers.is_first:
       return
-    with contextlib.suppress(calls.Away, calls.Refused):
+    with contextlib.suppress(calls.Away, wire.Refused):
       self._learner.ask(path, {'word': self._word, **values})
 
 

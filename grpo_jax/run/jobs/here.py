@@ -24,6 +24,7 @@ from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.jobs import calls
 from grpo_jax.run.jobs import learning
+from grpo_jax.run.jobs import wire
 from grpo_jax.run.jobs.desk import Job
 from grpo_jax.run.keep import fingerprints
 
@@ -98,7 +99,7 @@ class Here:
     why = ''
     try:
       self.fetch(version, start)
-    except (calls.Refused, OSError) as error:  # there is a newer one already
+    except (wire.Refused, OSError) as error:  # there is a newer one already
       why = plain_text.first_line(error)
     if not any(self._peers.exchange(why)):
       params = self._fetch.place(self._landed)

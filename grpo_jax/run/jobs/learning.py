@@ -319,11 +319,11 @@ def _offered(
   try:
     return offers.offer(wanted)
   except offering.Dropped as error:
-    raise door_lib.Refused(410, plain_text.said(error)) from error
+    raise wire.Refused(410, plain_text.said(error)) from error
   except OSError as error:
     text = (
       f'The weights cannot be written for generators ({error.strerror or error}'
       '); make room in the workdir.'
     )
     tell(text)
-    raise door_lib.Refused(507, text) from error
+    raise wire.Refused(507, text) from error

@@ -27,6 +27,18 @@ _LENGTH = struct.Struct('<Q')
 _PLAIN = str, int, float, bool, type(None)
 
 
+class Refused(ValueError):
+  """What is asked for is not answered; says why.
+
+  Attributes:
+    status: Of HTTP.
+  """
+
+  def __init__(self, status: int, text: str):
+    super().__init__(text)
+    self.status = status
+
+
 class Unreadable(ValueError):
   """What has come is no message."""
 

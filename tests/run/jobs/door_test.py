@@ -162,7 +162,7 @@ def test_a_learner_has_other_addresses_after_a_new_start():
     assert first is learner and second.address == '127.0.0.1:2'
     assert second.run == 'a run'
     learner.run = 'another'
-    with pytest.raises(calls.Refused, match='Another run'):
+    with pytest.raises(wire.Refused, match='Another run'):
       learner.all()
 
 
@@ -262,7 +262,7 @@ def test_one_that_the_learner_does_not_want_is_told_why():
   why = 'Its jax is another one.'
   with doors.opened(desk, refuse=lambda about: why) as address:
     error = doors.Job(address).ended()
-  assert isinstance(error, calls.Refused) and str(error) == why
+  assert isinstance(error, wire.Refused) and str(error) == why
 
 
 @pytest.mark.parametrize('secret', [b'', b'another'])
@@ -270,7 +270,7 @@ def test_another_secret_is_refused_on_both_sides(secret):
   desk = desk_lib.Desk()
   with doors.opened(desk) as address:
     error = doors.Job(address, secret=secret).ended()
-  assert isinstance(error, calls.Refused)
+  assert isinstance(error, wire.Refused)
   assert 'has another secret' in str(error) and error.status == 403
   assert not desk.generators()
 
@@ -395,7 +395,7 @@ def test_answers_that_somebody_else_gives_are_not_believed():
 
   with listening.Listening(app, listening.bound()) as it:
     error = doors.Job(f'127.0.0.1:{it.address[1]}').ended()
-  assert isinstance(error, calls.Refused) and error.status == 403
+  assert isinstance(error, wire.Refused) and error.status == 403
 
 
 def test_a_late_answer_is_ignored(monkeypatch):
