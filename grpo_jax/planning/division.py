@@ -9,7 +9,9 @@ learning, so these shares are assumed.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import functools
 import math
@@ -196,25 +198,20 @@ def _learners(
   Raises:
     ValueError: There are none; that of the last one.
   """
-  found: list[tuple[Config, Plan]] = []
-  problem: ValueError | None = None
-  for size in search.divisors(search.MOST_SENDING):
-    # Experts are split if the model has some, which the first plan tells.
-    if size > 1 and not (found and found[0][1].counted.model.experts):
-      break
-    for one in search.candidates(config, topology, size, own):
+
+  def meshes(expert):
+    for one in search.candidates(config, topology, expert, own):
       # While the learner is looked for, others only have to be there.
       tensor = int(bool(own or jobs))
       sampler = dataclasses.replace(one.sampler, tensor=tensor)
-      one = dataclasses.replace(one, sampler=sampler)
-      try:
-        made = plans.plan(one, topology, estimate=True, jobs=jobs)
-      except ValueError as error:
-        problem = error
-      else:
-        found.append((one, made))
-  if not found:
-    raise problem or ValueError('there are no devices that could learn')
+      yield dataclasses.replace(one, sampler=sampler)
+
+  found = _planned(meshes(1), topology, jobs)
+  # Experts are split if the model has some, which the first plan tells.
+  if found[0][1].counted.model.experts:
+    for size in search.divisors(search.MOST_SENDING)[1:]:
+      with contextlib.suppress(ValueError):
+        found += _planned(meshes(size), topology, jobs)
   return found
 
 
@@ -222,21 +219,39 @@ def _best_tensor(
   config: Config, topology: Topology, number: int, jobs: Jobs | None
 ) -> tuple[Config, Plan]:
   """The fastest of those that split the weights of whoever samples."""
+  tensors = [
+    tensor
+    for tensor in search.divisors(number)
+    if tensor <= search.MOST_SENDING
+  ]
+  configs = (
+    dataclasses.replace(
+      config, sampler=dataclasses.replace(config.sampler, tensor=tensor)
+    )
+    for tensor in tensors
+  )
+  found = _planned(configs, topology, jobs)
+  return min(found, key=lambda one: _rank(one[1], learns=False))
+
+
+def _planned(
+  configs: Iterable[Config], topology: Topology, jobs: Jobs | None
+) -> list[tuple[Config, Plan]]:
+  """Those of some configs that can be planned, by arithmetic.
+
+  Raises:
+    ValueError: None of them can; that of the last one.
+  """
   found: list[tuple[Config, Plan]] = []
-  problem = ValueError(f'{number} devices cannot sample')
-  for tensor in search.divisors(number):
-    if tensor <= search.MOST_SENDING:
-      sampler = dataclasses.replace(config.sampler, tensor=tensor)
-      one = dataclasses.replace(config, sampler=sampler)
-      try:
-        made = plans.plan(one, topology, estimate=True, jobs=jobs)
-      except ValueError as error:
-        problem = error
-      else:
-        found.append((one, made))
+  problem = ValueError('there are no devices for it')
+  for one in configs:
+    try:
+      found.append((one, plans.plan(one, topology, estimate=True, jobs=jobs)))
+    except ValueError as error:
+      problem = error
   if not found:
     raise problem
-  return min(found, key=lambda one: _rank(one[1], learns=False))
+  return found
 
 
 def _rank(made: Plan, learns: bool) -> tuple[bool, float]:

@@ -772,10 +772,8 @@ def compared(
     secs: What the runs took.
   """
   made, found = experiment([one.arm for one in outcomes]), numbers(outcomes)
-  results = {name: pages.Result(made, found, claims.check(made, found), secs)}
-  folder = pathlib.Path(workdir) / 'claims'
-  pages.write(results, folder)
-  return Compared(summarise(outcomes), results, folder)
+  judged = pages.judge(name, made, found, secs, workdir)
+  return Compared(summarise(outcomes), *judged)
 
 
 def _progress(outcome: Outcome) -> str:

@@ -395,7 +395,7 @@ def run(
   only: Sequence[str] = (),
   plan: Plan | None = None,
   name: str = 'normalization',
-) -> tuple[dict[str, pages.Result], pathlib.Path]:
+) -> pages.Judged:
   """Does the runs that are not done yet, and gives a verdict on each claim.
 
   Args:
@@ -411,7 +411,7 @@ def run(
     name: Of the study.
 
   Returns:
-    The result by the name of the study, and the folder of its files.
+    See `pages.judge`.
 
   Raises:
     ValueError: See `sweeps.run`.
@@ -429,21 +429,8 @@ def run(
   outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
   found = numbers(plan, outcomes)
   made = experiment(plan)
-  done = pages.Result(
-    made, found, claims.check(made, found), time.monotonic() - begun
-  )
-  folder = pathlib.Path(workdir) / 'claims'
-  pages.write({plan.name: done}, folder)
-  return {plan.name: done}, folder
+  secs = time.monotonic() - begun
+  return pages.judge(plan.name, made, found, secs, workdir)
 
 
-def show(summary: tuple[dict[str, pages.Result], pathlib.Path]) -> None:
-  """Prints what `run` returned, for a person."""
-  pages.show(*summary)
-
-
-def to_json(
-  summary: tuple[dict[str, pages.Result], pathlib.Path],
-) -> dict[str, Any]:
-  """What `run` returned, as JSON can hold it."""
-  return pages.to_json(summary[0])
+show, to_json = pages.show_judged, pages.judged_to_json

@@ -130,6 +130,46 @@ class Result(NamedTuple):
   seconds: float
 
 
+class Judged(NamedTuple):
+  """What the runs of a study say of its claims, and the folder of the pages."""
+
+  results: dict[str, Result]
+  folder: pathlib.Path
+
+
+def judge(
+  name: str,
+  experiment: claims.Experiment,
+  numbers: claims.Numbers,
+  seconds: float,
+  workdir: str | pathlib.Path,
+) -> Judged:
+  """Gives a verdict on each claim, and writes the pages.
+
+  Args:
+    name: Of the study.
+    experiment: Its claims.
+    numbers: What its runs have measured.
+    seconds: That they took.
+    workdir: Of the study; its folder `claims` gets the pages.
+  """
+  rows = claims.check(experiment, numbers)
+  results = {name: Result(experiment, numbers, rows, seconds)}
+  folder = pathlib.Path(workdir) / 'claims'
+  write(results, folder)
+  return Judged(results, folder)
+
+
+def show_judged(judged: Judged) -> None:
+  """Prints what `judge` returned, for a person."""
+  show(*judged)
+
+
+def judged_to_json(judged: Judged) -> dict[str, Any]:
+  """What `judge` returned, as JSON can hold it."""
+  return to_json(judged.results)
+
+
 def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
   """Prints a table of claims for each experiment.
 
