@@ -122,9 +122,10 @@ def step(draw_secs: float, learn_secs: float, sync: Sync, pace: Any) -> Step:
     loaded = version
     worked.append(worked[-1] + own)
     drawn.append(max(drawn[-1], published[version]) + own)
-    sends = sync.learning_secs * pace.draws(rollout + 1)
+    made = rollout + 1
+    sends = sync.learning_secs * (pace.newest(made) == made)
     learned.append(max(learned[-1], drawn[-1]) + learn_secs + sends)
-    published[rollout + 1] = learned[-1]
+    published[made] = learned[-1]
   secs, own = ((ends[-1] - ends[number]) / number for ends in (learned, worked))
   busy = learn_secs + sync.learning_secs / pace.every
   return Step(secs, max(0.0, secs - own), max(0.0, secs - busy))

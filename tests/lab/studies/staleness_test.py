@@ -98,8 +98,8 @@ def test_a_study_of_two_arms(tmp_path):
   )
   assert studies.module('staleness') is staleness
   only = '0-corrected', '2-plain'
-  found, folder = staleness.run(config, tmp_path, 1, 6, only)
-  assert (folder / 'claims.html').exists()
+  judged = staleness.run(config, tmp_path, 1, 6, only)
+  assert (judged.folder / 'claims.html').exists()
   sweep = sweeps.Sweep(
     'staleness', staleness.ARMS, staleness.Arm, staleness.Outcome, None, str
   )
@@ -110,5 +110,5 @@ def test_a_study_of_two_arms(tmp_path):
     assert len(measured) == 2  # of six rollouts each fifth
     old = one.numbers['ess'][3:]
     assert (np.mean(old) < 0.999) or arm.ahead == 0
-  text = json.dumps(staleness.to_json((found, folder)))
+  text = json.dumps(staleness.to_json(judged))
   assert 'plain_carried' in text
