@@ -29,6 +29,9 @@ class FakeEngine:
     del params
     self.versions.append(version)
 
+  def take(self, params, version):
+    self.load(params, version)
+
   def unload(self):
     pass
 

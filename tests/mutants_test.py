@@ -33,9 +33,9 @@ PICKED = [
     f'{ORACLE}[rloo-0]',
   ),
   (
-    'losses/_objective.py:hold_outside',
-    'clip = _ops.clip_metrics(ratio > 1 + high, ratio < 1 - low, advantage)',
-    'ratio > 1 + high -> ratio >= 1 + high',
+    'losses/_objective.py:hold_between',
+    'clip = _ops.clip_metrics(ratio > most, ratio < least, advantage)',
+    'ratio > most -> ratio >= most',
     f'{OPS}_a_ratio_on_the_bound_is_not_clipped[0]',
   ),
   (

@@ -466,7 +466,7 @@ class Ahead:
       if begun < self._begun:  # another one has not heard of the last one
         prompts = finished[-1].prompts if finished else self._earlier
       # Those of the newest are in the checkpoint anyway.
-      versions = sorted(self._needed(begun, newest) - {newest})
+      versions = sorted(self._pace.needed(begun, newest) - {newest})
       # Here, because the thread drops what it does not need any more.
       params = tuple(map(self._sampling.snapshot, versions))
     return Receipt(prompts, tuple(finished), tuple(versions), params)
@@ -546,11 +546,6 @@ class Ahead:
       self._thread.join(0.1)
       secs -= 0.1 * self._lease.is_judging
 
-  def _needed(self, rollout: int, newest: int) -> set[int]:
-    """The versions by which a rollout and later ones are drawn."""
-    needed = self._pace.needed(rollout, newest)
-    return needed if rollout < self._rollouts else set()
-
   def _known_to_all(self) -> int:
     """The first rollout that may not be drawn yet in another process."""
     if self._agree is None:
@@ -561,7 +556,7 @@ class Ahead:
     """Frees the versions that nothing is drawn by any more."""
     assert self._newest is not None
     begun = self._known_to_all() if self._kept is None else self._kept
-    needed = self._needed(begun, self._newest[1]) | {self._newest[1]}
+    needed = self._pace.needed(begun, self._newest[1]) | {self._newest[1]}
     if self._loading is not None:
       needed.add(self._loading)
     self._sampling.drop(needed)

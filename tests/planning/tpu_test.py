@@ -124,7 +124,7 @@ def test_moments_on_the_host_are_not_in_the_memory_of_chips():
 
 def test_collectives_are_those_that_were_written():
   """Bytes of a program whose author knows them, in a loop and outside."""
-  mesh = topologies.mesh(V5E, Mesh(data=2, fsdp=4))
+  mesh, _ = topologies.mesh(V5E, Mesh(data=2, fsdp=4))
   rows = PartitionSpec(('data', 'fsdp'))
 
   def of_device(x):  # bf16[32,256]
@@ -165,7 +165,7 @@ def test_collectives_are_those_that_were_written():
 )
 def test_the_table_says_what_the_compiler_leaves_to_programs(name, chip):
   topology = topologies.named(name)
-  mesh = topologies.mesh(topology, Mesh(data=topology.number))
+  mesh, _ = topologies.mesh(topology, Mesh(data=topology.number))
   place = NamedSharding(mesh, PartitionSpec('data'))
   much = jax.ShapeDtypeStruct((2**38,), jnp.float32, sharding=place)
   found = compiling._compiled(jax.jit(jnp.sin).lower(much), 1, topology)
@@ -205,7 +205,7 @@ def test_the_command_prints_a_plan():
 
 
 def test_the_verdict_is_the_compilers():
-  mesh = topologies.mesh(V5E, MESH)
+  mesh, _ = topologies.mesh(V5E, MESH)
   whole = NamedSharding(mesh, PartitionSpec())
   number = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
 
@@ -229,7 +229,7 @@ def test_seven_billion_parameters_do_not_fit_eight_small_chips():
 
 
 def test_an_axis_may_be_longer_than_a_side_of_the_slice():
-  found = topologies.mesh(
+  found, _ = topologies.mesh(
     topologies.named('v5e:16x16'), Mesh(fsdp=64, tensor=4)
   )
   assert dict(found.shape) == {
@@ -239,7 +239,7 @@ def test_an_axis_may_be_longer_than_a_side_of_the_slice():
 
 def test_slices_have_devices_of_their_own():
   topology = topologies.named('v5e:2x2', 2)
-  found = topologies.mesh(topology, Mesh(data=2, fsdp=2, slices=2))
+  found, _ = topologies.mesh(topology, Mesh(data=2, fsdp=2, slices=2))
   slices = [device.slice_index for device in found.devices.flat]
   assert slices == [0] * 4 + [1] * 4
 
