@@ -155,13 +155,14 @@ def test_it_draws_as_far_ahead_as_versions_allow_and_no_further():
   assert receipt.prompts == PromptState(8) and receipt.versions == ()
 
 
+@pytest.mark.parametrize('rollouts', [12, 20])
 @pytest.mark.parametrize('ahead, every', [(1, 1), (2, 1), (4, 1), (3, 2)])
-def test_a_receipt_draws_the_same_again_wherever_it_is_taken(ahead, every):
-  """Also of a run whose thread lags, and one that is far ahead."""
+def test_a_receipt_draws_the_same_again_wherever_it_is_taken(ahead, every, rollouts):
+  """Also at the end of a run, which may get more rollouts to learn from."""
   pace, chance = Pace(ahead, every), random.Random(ahead)
   sampling = Sampling()
   sampling.before = lambda rollout: time.sleep(chance.choice((0, 0, 0.004)))
-  source = drawn_ahead(sampling, pace, 20)
+  source = drawn_ahead(sampling, pace, rollouts)
   _, receipts = train(
     source, 0, 12, lambda version: time.sleep(chance.choice((0, 0.006)))
   )
