@@ -157,7 +157,9 @@ def test_it_draws_as_far_ahead_as_versions_allow_and_no_further():
 
 @pytest.mark.parametrize('rollouts', [12, 20])
 @pytest.mark.parametrize('ahead, every', [(1, 1), (2, 1), (4, 1), (3, 2)])
-def test_a_receipt_draws_the_same_again_wherever_it_is_taken(ahead, every, rollouts):
+def test_a_receipt_draws_the_same_again_wherever_it_is_taken(
+  ahead, every, rollouts
+):
   """Also at the end of a run, which may get more rollouts to learn from."""
   pace, chance = Pace(ahead, every), random.Random(ahead)
   sampling = Sampling()
@@ -439,8 +441,9 @@ def test_processes_of_which_some_hear_later_have_one_receipt(ahead, every):
     ]
     begun = version + 1 + len(one.finished)
     assert one.prompts.position == 2 * begun
-    # What is still to be drawn has all it is drawn by.
-    due = {Pace(ahead, every).version(n) for n in range(begun, steps)}
+    # What is still to be drawn has all it is drawn by, after the end too.
+    more = range(begun, steps + ahead)
+    due = {*map(Pace(ahead, every).version, more)}
     assert {v for v in due if v <= version} == {*one.versions} - {version} | (
       {version} & due
     )
