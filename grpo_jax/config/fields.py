@@ -614,7 +614,8 @@ class Generator:
     'auto',
     "How jobs get weights: 'transfer', from device to device through "
     "jax.experimental.transfer; 'files', through the workdir, which both must "
-    "see; or 'auto', by transfer where JAX can.",
+    "see; or 'auto', by transfer where JAX can, but not from a CPU of one "
+    'core, which sends nothing while it computes.',
     change=FREE,
   )
   wait_secs: float = field(

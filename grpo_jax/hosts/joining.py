@@ -35,6 +35,12 @@ def own_cores() -> int:
   return os.cpu_count() or 1
 
 
+def threads() -> int:
+  """How many threads XLA has on a CPU."""
+  given = next(filter(None, map(os.environ.get, _THREADS)), '')
+  return int(given) if given.isdecimal() else own_cores()
+
+
 def initialize(
   coordinator: str = '',
   number: int | None = None,

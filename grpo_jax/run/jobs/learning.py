@@ -18,6 +18,7 @@ import jax
 
 from grpo_jax.config import plain_text
 from grpo_jax.engines import offering
+from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.run import drawing
@@ -229,7 +230,7 @@ def _shown(host: str, port: int) -> str:
 
 def _way(name: str, host: str, workdir: pathlib.Path) -> offering.Way:
   """How weights go to generators; see `config.Generator`."""
-  if name != 'files':
+  if name == 'transfer' or (name == 'auto' and not _has_one_thread()):
     try:
       return offering.Transfer(host)
     except Exception as error:  # JAX has no type for it
@@ -247,6 +248,12 @@ def _way(name: str, host: str, workdir: pathlib.Path) -> offering.Way:
       'see.'
     )
   return offering.Files(workdir / 'weights')
+
+
+def _has_one_thread() -> bool:
+  """Whether JAX has one thread, which sends nothing while it computes."""
+  is_cpu = jax.local_devices()[0].platform == 'cpu'
+  return is_cpu and joining.threads() == 1
 
 
 def needed(config: build.Config) -> dict[str, str]:

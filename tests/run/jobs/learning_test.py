@@ -79,8 +79,12 @@ def test_a_host_is_reached_where_it_listens():
 def test_weights_go_by_transfer_or_through_a_folder_that_all_see(
   tmp_path, monkeypatch
 ):
+  monkeypatch.setenv('PJRT_NPROC', '2')
   made = learning._way('auto', '127.0.0.1', tmp_path)
   assert isinstance(made, offering.Transfer)
+  monkeypatch.setenv('PJRT_NPROC', '1')  # nothing is sent beside a program
+  assert learning._way('auto', '127.0.0.1', tmp_path).name == 'files'
+  monkeypatch.setenv('PJRT_NPROC', '2')
   assert learning._way('files', '127.0.0.1', tmp_path).name == 'files'
 
   def cannot(host):
