@@ -26,6 +26,7 @@ from typing import Any
 import urllib.parse
 import warnings
 
+from grpo_jax.config import http_client
 from grpo_jax.config import plain_text
 from grpo_jax.rewards import _base
 from grpo_jax.rewards import _chat_client
@@ -203,9 +204,9 @@ class HttpJudge:
 
   def __post_init__(self):
     _check(self)
-    limits = _chat_client.Limits(self.requests_per_minute, self.concurrency)
-    client = _chat_client.ChatClient(
-      self.url,
+    limits = http_client.Limits(self.requests_per_minute, self.concurrency)
+    asking = http_client.Client(
+      'http_judge',
       self.api_key_env,
       self.timeout_secs,
       self.retries,
@@ -213,7 +214,8 @@ class HttpJudge:
       self.longest_wait_secs,
       limits,
     )
-    client.key()  # at the start, and not after a rollout
+    asking.key()  # at the start, and not after a rollout
+    client = _chat_client.ChatClient(self.url, asking)
     for name, value in (
       (_base.BATCHED, True),
       (_base.BOUNDED, True),  # it has limits of its own
@@ -309,12 +311,12 @@ class HttpJudge:
         try:
           answer = await self._client.ask(opened, bodies[rows[0]])
           self._kept.put(keys[rows[0]], list(answer))
-        except _chat_client.NotAnswered as error:
+        except http_client.NotAnswered as error:
           answer = plain_text.said(error)
         answers.append((rows, answer, time.monotonic() - begin))
 
     # A client of another call belongs to an event loop that has ended.
-    async with self._client.opened(self.concurrency) as opened:
+    async with self._client.client.opened(self.concurrency) as opened:
       number = min(self.concurrency, len(waiting))
       tasks = [asyncio.ensure_future(ask(opened)) for _ in range(number)]
       try:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import rewards
-from grpo_jax.rewards import _chat_client
+from grpo_jax.config import http_client
 from grpo_jax.rewards import model_judge
 from tests.rewards.chat_server import FakeTime
 from tests.rewards.chat_server import Reply
@@ -35,7 +35,7 @@ def no_proxies(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-  return FakeTime(_chat_client, monkeypatch)
+  return FakeTime(http_client, monkeypatch)
 
 
 def judged(server, completions=('a',), **settings):
@@ -237,7 +237,7 @@ def test_retry_after_holds_back_all_requests(clock):
     before, begun = clock.now, []
 
     def noting(judge):
-      turn = judge._client.limits.turn
+      turn = judge._client.client.limits.turn
 
       @contextlib.asynccontextmanager
       async def noted():
@@ -245,7 +245,7 @@ def test_retry_after_holds_back_all_requests(clock):
           begun.append(clock.now - before)
           yield
 
-      judge._client.limits.turn = noted
+      judge._client.client.limits.turn = noted
 
     judge = rewards.HttpJudge(
       url=server.url, model='m', cache='', concurrency=1, backoff_secs=0
@@ -254,13 +254,13 @@ def test_retry_after_holds_back_all_requests(clock):
     outcomes_of(judge, 'ab')
     # Another call, before the pause is over.
     assert begun == [0, 30, 30]
-    judge._client.limits.pause(20)
+    judge._client.client.limits.pause(20)
     outcomes_of(judge, 'c')
     assert begun == [0, 30, 30, 50]
 
 
 def test_a_pause_that_begins_while_a_request_waits_holds_it_back(clock):
-  limits, begun = _chat_client.Limits(60, 9), []
+  limits, begun = http_client.Limits(60, 9), []
 
   async def begin(pauses):
     async with limits.turn():
