@@ -1,7 +1,8 @@
 """A thread that owns an engine, and draws for whoever asks.
 
 Devices are used by this thread alone. What is asked while others are drawn
-joins them; what nobody waits for any more is given up.
+joins them; what nobody waits for any more is given up. There may be several
+policies, which draw in turn: one begins when nothing is drawn by another.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ class _Job:
     heard: Is told what there is so far; None: nobody wants to know.
     loop: Where `heard` is called, and `future` is waited for.
     future: Of what was drawn.
+    policy: The name of the policy that draws.
     number: What the engine has returned; None while it waits here.
   """
 
@@ -42,6 +44,7 @@ class _Job:
   heard: Callable[[engines.Sampled], None] | None
   loop: asyncio.AbstractEventLoop
   future: asyncio.Future
+  policy: str = ''
   number: int | None = None
 
 
@@ -52,6 +55,16 @@ class _Text:
   ids: Sequence[int]
   top: int
   temperature: float
+  policy: str
+  loop: asyncio.AbstractEventLoop
+  future: asyncio.Future
+
+
+@dataclasses.dataclass(eq=False)
+class _Work:
+  """Something else that the thread does."""
+
+  do: Callable[[], Any]
   loop: asyncio.AbstractEventLoop
   future: asyncio.Future
 
@@ -66,9 +79,14 @@ class Desk:
   """
 
   def __init__(self, engine: engines.Engine, score: Scorer, rows: int):
-    self._engine, self._score, self._rows = engine, score, rows
+    self._engine, self._rows = engine, rows
     self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._jobs: dict[int, _Job] = {}  # by the numbers of the engine
+    self._later: list[_Job] = []  # until nothing is drawn by another policy
+    self._policies = {'': score}  # a scorer has the parameters
+    self._loaded: str | None = ''  # None: the newest of its name is not
+    self._loads = 0
+    self._turns: Any = iter(())
     # The last request that has finished, while nothing else is drawn: an
     # engine that keeps nothing gives up its caches, and makes them anew.
     self._kept: int | None = None
@@ -89,20 +107,22 @@ class Desk:
     self,
     request: engines.Request,
     heard: Callable[[engines.Sampled], None] | None = None,
+    policy: str = '',
   ) -> engines.Sampled:
     """Draws what is asked; whoever is cancelled gives it up.
 
     Args:
       request: Of one completion.
       heard: Is called with what there is so far, token by token.
+      policy: The name of the policy that draws; ''  is the first.
 
     Raises:
-      ValueError: The engine refuses it.
+      ValueError: The engine refuses it, or there is no such policy.
       Closed: The desk draws no more.
     """
     loop = asyncio.get_running_loop()
     request = request._replace(calls=self._rows)
-    job = _Job(request, heard, loop, loop.create_future())
+    job = _Job(request, heard, loop, loop.create_future(), policy)
     self._put(job)
     try:
       return await job.future
@@ -111,13 +131,47 @@ class Desk:
       raise
 
   async def score(
-    self, ids: Sequence[int], top: int = 0, temperature: float = 1.0
+    self,
+    ids: Sequence[int],
+    top: int = 0,
+    temperature: float = 1.0,
+    policy: str = '',
   ) -> Known:
     """Scores a text; see `Scorer`."""
     loop = asyncio.get_running_loop()
-    text = _Text(ids, top, temperature, loop, loop.create_future())
+    text = _Text(ids, top, temperature, policy, loop, loop.create_future())
     self._put(text)
     return await text.future
+
+  async def know(self, policy: str, read: Callable[[], Any]) -> None:
+    """Makes a policy known by a name, or another one known by it.
+
+    Args:
+      policy: The name.
+      read: Returns its parameters, in the thread of the desk. What is being
+        drawn by the one before is drawn by it to its end.
+
+    Raises:
+      Exception: What `read` raises; nothing has changed then.
+    """
+
+    def replace():
+      first = self._policies['']
+      self._policies[policy] = dataclasses.replace(first, params=read())
+      if policy == self._loaded:
+        self._loaded = None  # it is loaded once nothing is drawn
+
+    await self._do(replace)
+
+  async def forget(self, policy: str) -> None:
+    """Forgets a policy, if there is one of that name."""
+    await self._do(lambda: self._policies.pop(policy, None))
+
+  async def _do(self, do: Callable[[], Any]) -> None:
+    loop = asyncio.get_running_loop()
+    work = _Work(do, loop, loop.create_future())
+    self._put(work)
+    await work.future
 
   def _put(self, what: Any) -> None:
     if self._is_closed:
@@ -125,42 +179,76 @@ class Desk:
     self._inbox.put(what)
 
   def _run(self) -> None:
-    turns: Any = iter(())
     while self._take():
       try:
-        if (turn := next(turns, None)) is None:
-          turns = self._engine.completed(every_tokens=1)
+        if (turn := next(self._turns, None)) is None:
+          self._turns = self._engine.completed(every_tokens=1)
           continue
         for one in turn:
           self._hear(one)
       except Exception as error:  # the engine has given up what was drawn
         _LOG.exception('The engine has failed.')
-        turns, self._kept = iter(()), None
+        self._turns, self._kept = iter(()), None
         self._fail(error)
+    self._end_turns()
+
+  def _end_turns(self) -> None:
+    """Nothing is drawn any more."""
     with contextlib.suppress(AttributeError):
-      turns.close()
+      self._turns.close()
+    self._turns = iter(())
     self._forget_kept()
 
   def _take(self) -> bool:
     """Does what others want; waits if nothing is drawn. False: it ends."""
     while not self._is_closed:
+      self._begin()
       try:
         what = self._inbox.get(block=not self._jobs)
       except queue.Empty:
         return True
       if isinstance(what, _Job):
-        self._submit(what)
+        self._later.append(what)
       elif isinstance(what, _Text):
         self._score_now(what)
+      elif isinstance(what, _Work):
+        self._do_now(what)
       elif what is not None:
         what()
     self._fail(Closed())
     self._refuse_waiting()
     return False
 
+  def _begin(self) -> None:
+    """Submits what waits, as far as one policy draws it."""
+    while self._later and not self._is_closed:
+      job = self._later[0]
+      if job.policy != self._loaded:
+        if self._jobs:
+          return
+        if job.policy not in self._policies:
+          error = ValueError(f'There is no policy {job.policy!r:.80} here.')
+          _tell(job.loop, _end, self._later.pop(0).future, error)
+          continue
+        self._end_turns()
+        self._loads += 1
+        self._engine.load(self._policies[job.policy].params, self._loads)
+        self._loaded = job.policy
+      self._submit(self._later.pop(0))
+
+  def _do_now(self, work: _Work) -> None:
+    try:
+      found = work.do()
+    except Exception as error:
+      found = error
+    _tell(work.loop, _end, work.future, found)
+
   def _refuse_waiting(self) -> None:
+    for job in self._later:
+      _tell(job.loop, _end, job.future, Closed())
+    self._later = []
     while not self._inbox.empty():
-      if isinstance(what := self._inbox.get(), _Job | _Text):
+      if isinstance(what := self._inbox.get(), _Job | _Text | _Work):
         _tell(what.loop, _end, what.future, Closed())
 
   def _submit(self, job: _Job) -> None:
@@ -178,7 +266,10 @@ class Desk:
     if text.future.cancelled():
       return
     try:
-      found: Any = self._score(text.ids, text.top, text.temperature)
+      score = self._policies[text.policy]
+      found: Any = score(text.ids, text.top, text.temperature)
+    except KeyError:
+      found = ValueError(f'There is no policy {text.policy!r:.80} here.')
     except Exception as error:
       found = error
     _tell(text.loop, _end, text.future, found)
@@ -199,7 +290,9 @@ class Desk:
     _tell(job.loop, _end, job.future, one)
 
   def _give_up(self, job: _Job) -> None:
-    if job.number is not None and self._jobs.pop(job.number, None):
+    if job in self._later:
+      self._later.remove(job)
+    elif job.number is not None and self._jobs.pop(job.number, None):
       self._engine.forget(job.number)
 
   def _forget_kept(self) -> None:
