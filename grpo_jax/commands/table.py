@@ -96,7 +96,7 @@ COMMANDS = {
     "Answers clients of OpenAI's API by a policy, until Ctrl-C.",
     (
       'source', 'config', 'checkpoint', 'host', 'port', 'key', 'rows',
-      'context_tokens', 'json', 'verbose',
+      'context_tokens', 'as_engine', 'json', 'verbose',
     ),
     takes=('?source',),
   ),
@@ -277,6 +277,12 @@ FLAGS = {
     'The most tokens of a prompt and its answer. Default: as the run has it; '
     'of a model as it was made for, at most 4096.',
     int,
+  ),
+  'as_engine': Flag(
+    'Also answer the calls of vLLM and SGLang by which a learner samples, and '
+    'replaces the weights by those of a folder on this machine.',
+    bool,
+    False,
   ),
   'folder': Flag('The folder to write, which must be new or empty.'),
   'adapter': Flag(

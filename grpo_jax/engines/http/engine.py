@@ -264,6 +264,8 @@ class HttpEngine:
   async def _bring(self, opened: Any, server: servers_lib.Server) -> None:
     """Tells a server of the policy, and lets it forget older ones."""
     policy, folder = self._policy, self._folder
+    if server.has is not None and policy in server.has:
+      return
     if not self._adapters:
       calls = self._dialect.load_weights(policy, folder)
     else:

@@ -41,12 +41,13 @@ class Versions:
     self._lock = threading.Lock()
 
   def publish(self, params: Any, version: int) -> None:
-    """See `Weights`.
+    """See `Weights`; a version that is there is not written again.
 
     Raises:
       OSError: The folder cannot be written.
     """
-    self._make(params, version)
+    if version not in self._paths:
+      self._make(params, version)
     if self._keeps:
       with self._lock:
         self._params[version] = jax.tree.map(jnp.copy, params)
