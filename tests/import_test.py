@@ -39,7 +39,7 @@ ALLOWED = {
   'episodes': {
     'data', 'engines', 'environments', 'losses', 'mesh', 'models', 'rewards',
   },
-  'engines': {'mesh', 'models'},
+  'engines': {'config', 'mesh', 'models'},
   'hosts': {'config'},
   'environments': {'config', 'rewards'},
   'data': {'config'},
@@ -55,8 +55,8 @@ ALLOWED = {
 # Where a folder may not import all of another: what reads names, files and
 # texts knows nothing of the fields of a config.
 _SMALL = {
-  'config.importing', 'config.gguf_files', 'config.plain_text',
-  'config.whole_files',
+  'config.http_client', 'config.importing', 'config.gguf_files',
+  'config.plain_text', 'config.whole_files',
 }  # fmt: skip
 ONLY = {
   ('learner', 'episodes'): {'episodes.types'},
@@ -64,6 +64,7 @@ ONLY = {
     (folder, 'config'): _SMALL
     for folder in (
       'data',
+      'engines',
       'environments',
       'models',
       'monitor',

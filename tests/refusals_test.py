@@ -26,6 +26,7 @@ from grpo_jax.run.build import limits
 from grpo_jax.run.build import method as build_method
 from tests import cli
 
+SERVERS = {'engine.kind': 'http', 'engine.urls': ('http://127.0.0.1:8000',)}
 AGENT = {
   'environment.name': 'agent',
   'data.chat': True,
@@ -171,6 +172,34 @@ CONFIG = [
   ),
   ({'generator.weights': 'mail'}, "generator.weights='mail'"),
   ({'generator.wait_secs': 0.0}, 'generator.wait_secs=0.0'),
+  ({'engine.kind': 'grpc'}, "engine.kind='grpc'"),
+  ({'engine.kind': 'http'}, "engine.kind='http' with engine.urls=(); give"),
+  ({'engine.urls': ('http://a:1',)}, "engine.kind='local' with engine.urls="),
+  (
+    {'engine.kind': 'http', 'engine.urls': ('a:8000',)},
+    "engine.urls=('a:8000',); give each as http://HOST:PORT",
+  ),
+  (
+    {**SERVERS, 'generator.devices': 1},
+    "engine.kind='http' with generator.devices or generator.listen",
+  ),
+  (
+    {**SERVERS, 'generator.updates': 'inflight', 'sampler.ahead': 1},
+    "engine.kind='http' with generator.updates='inflight'",
+  ),
+  (
+    {**SERVERS, 'sampler.top_p': 0.9, 'sampler.top_k': 5},
+    "engine.kind='http' with sampler.top_k, sampler.top_p: servers do not",
+  ),
+  (
+    {**SERVERS, 'sampler.temperature': 2.5},
+    'sampler.temperature=2.5, above the 2 that vLLM takes',
+  ),
+  ({'engine.dialect': 'tgi'}, "engine.dialect='tgi'"),
+  ({'engine.dtype': 'int8'}, "engine.dtype='int8'"),
+  ({'engine.concurrency': 0}, 'engine.concurrency=0; give 1 or more'),
+  ({'engine.timeout_secs': 0.0}, 'engine.timeout_secs=0.0'),
+  ({'engine.retries': -1}, 'engine.retries=-1; give 0 or more'),
   (
     {'optim.name': 'lyon'},
     "optim.name='lyon' (did you mean 'lion'?); give one of adamw,",
@@ -263,6 +292,7 @@ CONFIG = [
 ]
 # Names, which are resolved where they are used, and switches.
 ANY_VALUE = {
+  'engine.folder', 'engine.key_env', 'engine.model',
   'shuffle_rewards', 'compilation_cache', 'model.path', 'model.qk_norm',
   'model.qkv_bias', 'model.tied_embeddings', 'model.unroll',
   'model.beyond_context', 'data.answer_field', 'data.eos_tokens',

@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> None:
     ) as desk:
       service = service_of(served, desk, arguments.config)
       hosts = {'127.0.0.1', '::1', 'localhost', arguments.host}
-      posted = _engine_calls(served, service) if arguments.as_engine else {}
+      posted = engine_calls_of(served, service) if arguments.as_engine else {}
       app = app_lib.app(
         lambda token: service, hosts=hosts, key=key, posted=posted
       )
@@ -90,7 +90,7 @@ def service_of(
   )
 
 
-def _engine_calls(
+def engine_calls_of(
   served: policies.Served, service: answering.Answering
 ) -> dict[str, app_lib.Posted]:
   """The calls of a learner whose engine this is."""

@@ -137,8 +137,6 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     run = learning_jobs.elsewhere(jobs and jobs.desk, run)
     source = sampling.source(run, updater, replay, wait, jobs)
     stack.callback(source.close)
-    if isinstance(run.engine, HttpEngine):
-      stack.callback(run.engine.versions.close)
     yield (
       Session(
         run,
@@ -260,6 +258,8 @@ def _jobs(
 
 def _with_processes(run: build.Run, stack: contextlib.ExitStack) -> build.Run:
   """The run with what judges and plays for it in processes of their own."""
+  if isinstance(run.engine, HttpEngine):
+    stack.callback(run.engine.versions.close)
   if run.jobs.listen:  # jobs have processes of their own
     return run
   # Early, so that they import the judges while this process compiles.

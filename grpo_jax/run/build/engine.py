@@ -8,7 +8,9 @@ import jax
 
 from grpo_jax import models
 from grpo_jax.config import Config
+from grpo_jax.config import Engine
 from grpo_jax.config import http_client
+from grpo_jax.engines.http import conformance
 from grpo_jax.engines.http.dialects import Dialect
 from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.engines.http.servers import Servers
@@ -18,6 +20,7 @@ from grpo_jax.engines.http.vllm import Vllm
 from grpo_jax.models import weights
 from grpo_jax.run.build import model as build_model
 
+FAILED = conformance.FAILED
 _BACKOFF_SECS = 1.0
 _LONGEST_WAIT_SECS = 60.0
 _MOST_BYTES = 64 << 20  # of an answer; ids and log-probabilities are its bulk
@@ -73,6 +76,22 @@ def dialect(config: Config, adapters: bool) -> Dialect:
     return Sglang(adapters)
   name = config.engine.model or config.model.path
   return Vllm(name, adapters)
+
+
+def suite(fields: Engine, policy: str) -> conformance.Suite:
+  """The checks of a server.
+
+  Args:
+    fields: How it is asked.
+    policy: The name of its model; '' where it has one alone.
+  """
+  config = Config(engine=fields)
+  return conformance.Suite(
+    servers(config),
+    dialect(config, adapters=True),
+    dialect(config, adapters=False),
+    policy,
+  )
 
 
 def _versions(

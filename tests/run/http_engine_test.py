@@ -1,0 +1,174 @@
+"""A run that servers sample for is the run that samples itself, bit for bit.
+
+The server is ours, in each of the two dialects: it draws by the keys in the
+seeds, so nothing but the wire lies between.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from grpo_jax.commands import serve
+from grpo_jax.rollouts import parquet
+from grpo_jax.run import loop
+from grpo_jax.run import policy as policies
+from grpo_jax.serving import app as app_lib
+from grpo_jax.serving import desk as desk_lib
+from grpo_jax.serving import listening
+from tests import runs
+
+pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
+pytest.importorskip('starlette', reason="needs pip install 'grpo_jax[serve]'")
+
+
+@contextlib.contextmanager
+def serving(config):
+  """The address of a server of the policy that a config begins with."""
+  served = policies.load_to_serve(config)
+  engine, scorer = served.run.engine, served.scorer
+  with desk_lib.Desk(engine, scorer, rows=8) as desk:
+    service = serve.service_of(served, desk, config)
+    app = app_lib.app(
+      lambda token: service,
+      hosts={'127.0.0.1'},
+      posted=serve.engine_calls_of(served, service),
+    )
+    with listening.Listening(app, listening.bound(port=0)) as it:
+      yield it.origin
+
+
+def with_servers(changes, tmp_path, *urls, dialect='vllm'):
+  """A config whose rollouts these servers draw."""
+  return runs.small(
+    **changes,
+    **{
+      'engine.kind': 'http',
+      'engine.dialect': dialect,
+      'engine.urls': urls,
+      'engine.dtype': 'float32',
+      'engine.model': 'policy',
+      'engine.folder': str(tmp_path / 'weights'),
+    },
+  )
+
+
+SETTINGS = {
+  'weights': {},
+  'adapters': {'lora.rank': 2, 'sampler.temperature': 1.3},
+  'ahead': {'sampler.ahead': 2, 'learner.anchor': 'sampler', 'lora.rank': 2},
+  'weights ahead': {'sampler.ahead': 1, 'learner.anchor': 'sampler'},
+}
+LEARNS = {
+  'steps': 3,
+  'optim.lr': 0.02,
+  'optim.warmup_steps': 0,
+  'rewards': (
+    {
+      'name': 'tests.run.http_engine_test:low',
+      'weight': 1.0,
+      'where': 'here',
+    },
+  ),
+  'log.completions_every_steps': 1,
+}
+
+
+def low(prompt, completion, example):
+  """A reward that has a slope from the first rollout on."""
+  del prompt, example
+  return float(sum(completion.count(digit) for digit in '012'))
+
+
+def drawn(workdir):
+  """The ids and rewards of all completions of a run."""
+  found = [
+    parquet.read(file) for file in parquet.files(workdir / 'completions')
+  ]
+  assert found
+  return [
+    (one.batch.tokens.tolist(), one.batch.reward.tolist()) for one in found
+  ]
+
+
+def alike(tmp_path, one, other, tolerance):
+  """Whether two runs have the same completions and parameters.
+
+  Servers draw each completion by itself, so the last bits of log-probabilities
+  are those of other programs: who learns from these, and not from the
+  learner's, has a tolerance.
+  """
+  one, other = tmp_path / one, tmp_path / other
+  assert drawn(one) == drawn(other)
+  for a, b in zip(runs.records(one), runs.records(other), strict=True):
+    assert a.get('reward') == b.get('reward')
+  arrays, others = (runs.saved(workdir)[1] for workdir in (one, other))
+  names = [name for name in arrays if 'params' in name]
+  assert names
+  for name in names:
+    np.testing.assert_allclose(
+      arrays[name], others[name], rtol=0, atol=tolerance, err_msg=name
+    )
+
+
+@pytest.mark.parametrize(
+  'setting, dialect',
+  [
+    pytest.param(
+      *(setting, dialect),
+      marks=()
+      if (setting, dialect) == ('weights', 'vllm')
+      else pytest.mark.long,
+    )
+    for setting in SETTINGS
+    for dialect in ('vllm', 'sglang')
+  ],
+)
+def test_a_run_by_servers_is_the_run_by_itself(setting, dialect, tmp_path):
+  changes = LEARNS | SETTINGS[setting]
+  loop.train(runs.small(**changes), tmp_path / 'alone')
+  with serving(runs.small(**changes)) as url:
+    config = with_servers(changes, tmp_path, url, dialect=dialect)
+    loop.train(config, tmp_path / 'served')
+  exact = 'learner.anchor' not in changes
+  alike(tmp_path, 'alone', 'served', 0 if exact else 1e-5)
+  assert not (tmp_path / 'weights').exists()
+
+
+@pytest.mark.long
+def test_two_servers_draw_as_one_and_a_run_goes_on_with_others(tmp_path):
+  changes = LEARNS | SETTINGS['ahead']
+  loop.train(runs.small(**changes), tmp_path / 'alone')
+  plain = runs.small(**changes)
+  with serving(plain) as first, serving(plain) as second:
+    begun = with_servers({**changes, 'steps': 2}, tmp_path, first, second)
+    loop.train(begun, tmp_path / 'served')
+  with serving(plain) as third:
+    config = with_servers(changes, tmp_path, third, dialect='sglang')
+    config = runs.small(
+      **changes,
+      **{
+        'engine.kind': 'http',
+        'engine.urls': (third,),
+        'engine.dtype': 'float32',
+        'engine.model': 'policy',
+      },
+    )
+    loop.train(config, tmp_path / 'served')
+  alike(tmp_path, 'alone', 'served', 1e-5)
+
+
+def test_servers_with_another_policy_are_refused_before_the_first_rollout(
+  tmp_path, monkeypatch
+):
+  """Of a server that forgets to read what it is given."""
+  monkeypatch.setattr(
+    policies, 'read_model', lambda served, folder: served.scorer.params
+  )
+  with serving(runs.small(**LEARNS, seed=1)) as url:
+    config = with_servers(LEARNS, tmp_path, url)
+    with pytest.raises(
+      ValueError, match='do not draw by the policy of the run'
+    ):
+      loop.train(config, tmp_path / 'served')
+  assert not (tmp_path / 'served/metrics.jsonl').exists()
