@@ -474,9 +474,7 @@ def _sglang_complete(server: FakeServer, body: Any) -> Reply:
     'id': body.get('rid', 'g7'),
     'finish_reason': finish,
     'weight_version': server.label,
-    'weight_versions': [
-      {'version': server.label, 'start': 0, 'end': len(ids)}
-    ],
+    'weight_versions': [{'version': server.label, 'start': 0, 'end': len(ids)}],
     'input_token_logprobs': [],
   }
   if body.get('return_logprob'):
