@@ -121,7 +121,8 @@ class Servers:
       Unusable: The answer is too long, or says that it was not done.
     """
     url, said, known = server.url + call.path, '', server.has
-    for attempt in range(_AGAIN if call.wanted else 1):
+    most = _AGAIN if call.wanted else 1
+    for attempt in range(most):
       if attempt:
         await _sleep(_AGAIN_SECS)
       try:
@@ -129,6 +130,8 @@ class Servers:
       except http_client.NotAnswered as error:
         if call.fine and call.fine in str(error):
           return None
+        if error.status == 400 and attempt < most - 1:
+          continue  # a cache is not emptied while something is drawn, say
         why = self._explain(error, call)
         if error.status is None or error.status >= 500:
           server.lose(why, known)

@@ -15,6 +15,7 @@ import pytest
 
 from grpo_jax.config import http_client
 from grpo_jax.engines import protocol
+from grpo_jax.engines.http import servers
 from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.engines.http.servers import Servers
 from grpo_jax.engines.http.sglang import Sglang
@@ -50,7 +51,8 @@ def alone(monkeypatch):
   monkeypatch.setattr(
     ssl, 'create_default_context', functools.cache(ssl.create_default_context)
   )
-  FakeTime(http_client, monkeypatch)
+  clock = FakeTime(http_client, monkeypatch)
+  monkeypatch.setattr(servers, '_sleep', clock.sleep)
   threads, files = {*threading.enumerate()}, _files()
   yield
   assert {*threading.enumerate()} <= threads

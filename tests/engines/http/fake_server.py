@@ -139,6 +139,7 @@ class FakeServer:
     left: How many requests nobody waited for any more.
     waiting: How many requests wait for `release`.
     gate: Cleared, completions wait for `release`.
+    late: Changes the answers of those that have waited.
     adapters: Weights by name.
     weights: Those of the model itself.
     label: What it calls them.
@@ -151,6 +152,7 @@ class FakeServer:
     self.left = self.waiting = 0
     self._counts: dict[str, int] = {}
     self.forget()
+    self.late: Callable[[Reply], Reply] = lambda reply: reply
     self._loop = asyncio.new_event_loop()
     self._thread = threading.Thread(
       target=self._loop.run_forever, name='fake server', daemon=True
@@ -219,6 +221,16 @@ class FakeServer:
     self._thread.join()
     self._loop.close()
 
+  def wait(self, until: Callable[['FakeServer'], bool]) -> None:
+    """Waits until something is so, which takes no time if all is well."""
+
+    async def look():
+      async with asyncio.timeout(10):
+        while not until(self):
+          await asyncio.sleep(0.002)
+
+    self._run(look())
+
   def bodies(self, kind: str) -> list[Any]:
     """What was posted to one kind of path."""
     return [body for path, body in self.requests if _kind(path) == kind]
@@ -270,6 +282,7 @@ class FakeServer:
         for one in (gone, gate):
           one.cancel()
         await asyncio.gather(gone, gate, return_exceptions=True)
+      reply = self.late(reply)
     body = reply.body
     if not isinstance(body, bytes):
       body = json.dumps(body).encode()
