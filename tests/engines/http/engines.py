@@ -31,6 +31,10 @@ ROOMS = [(d, a) for d in DIALECTS for a in (True, False)]
 ROOM_IDS = [f'{d}-{"adapters" if a else "weights"}' for d, a in ROOMS]
 SAMPLING = protocol.Sampling(eos_ids=(fake_server.END,))
 
+@functools.cache
+def _encryption() -> ssl.SSLContext:
+  return ssl.create_default_context()
+
 
 class Stage(NamedTuple):
   """An engine, its servers, and what it has told people."""
@@ -48,9 +52,9 @@ def alone(monkeypatch):
     monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv(name.upper(), raising=False)
   # It reads a file of a megabyte, and nothing here is encrypted.
-  monkeypatch.setattr(
-    ssl, 'create_default_context', functools.cache(ssl.create_default_context)
-  )
+  known = _encryption()
+  httpcore = pytest.importorskip('httpcore2')
+  monkeypatch.setattr(httpcore, 'default_ssl_context', lambda **_: known)
   clock = FakeTime(http_client, monkeypatch)
   monkeypatch.setattr(servers, '_sleep', clock.sleep)
   threads, files = {*threading.enumerate()}, _files()

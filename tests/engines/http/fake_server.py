@@ -241,6 +241,9 @@ class FakeServer:
   async def _serve(self, reader, writer) -> None:
     task = asyncio.current_task()
     assert task is not None
+    if self._listener is None:  # accepted before it died, and begun after
+      _reset(writer)
+      return
     self._open[writer] = task
     try:
       while True:
