@@ -121,7 +121,7 @@ class HttpEngine:
     number, self._count = self._count, self._count + 1
     before = request.follows and self._homes.get(request.follows[0])
     home = before or self._servers.least()
-    home.load += len(request.keys)
+    home.drawing |= {(number, n) for n in range(len(request.keys))}
     if request.calls:
       self._homes[number] = home
     self._waiting.append(_Waiting(number, request, home))
@@ -145,21 +145,25 @@ class HttpEngine:
       raise ValueError('An engine has no parameters before `load`.')
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
     left: dict[int, int] = {}  # completions that have not come, by request
-    asked: dict[int, list[Future]] = {}
+    started: dict[int, tuple[servers_lib.Server, list[Future]]] = {}
     try:
       with self._servers.opened() as start:
         while self._waiting or left:
           for one in self._waiting:
             count = len(one.request.keys)
-            left[one.number], asked[one.number] = count, [
-              self._start(start, one, n, found.put) for n in range(count)
-            ]  # fmt: skip
+            left[one.number] = count
+            started[one.number] = (
+              one.home,
+              [self._start(start, one, n, found.put) for n in range(count)],
+            )
           self._waiting = []
           turn = []
           for number in [n for n in left if n in self._forgotten]:
             del left[number]
-            for one in asked.pop(number):
+            home, its = started.pop(number)
+            for n, one in enumerate(its):
               one.cancel()
+              home.drawing.discard((number, n))
           for number, one in _heard(found):
             if number not in left:
               continue
@@ -168,12 +172,12 @@ class HttpEngine:
             turn.append(one)
             left[number] -= 1
             if not left[number]:
-              del left[number], asked[number]
+              del left[number], started[number]
           yield turn
     finally:
       self._waiting, self._forgotten = [], set()
       for server in self._servers.every:
-        server.load = 0
+        server.drawing.clear()
 
   def _start(
     self,
@@ -192,13 +196,11 @@ class HttpEngine:
       drawn = await self._by_any(opened, draw, request.name, home)
       return self._sampled(waiting.number, number, drawn)
 
-    started = start(ask, lambda one: tell((waiting.number, one)))
+    def end(one):
+      home.drawing.discard((waiting.number, number))
+      tell((waiting.number, one))
 
-    def end(_):
-      home.load -= 1
-
-    started.add_done_callback(end)
-    return started
+    return start(ask, end)
 
   async def _by_any(
     self,
@@ -229,7 +231,7 @@ class HttpEngine:
         errors[f'{server.url}: {error}'] = None
       except http_client.NotAnswered as error:
         errors[f'{server.url}: {error}'] = None
-        if not self._forgets(error) or server in failed:
+        if not self._forgets(error):
           out.append(server)
       failed.append(server)
       try:

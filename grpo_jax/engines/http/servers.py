@@ -37,14 +37,16 @@ class Server:
 
   Attributes:
     url: Where it is.
-    load: How many completions are drawn there, or are to be.
+    drawing: The requests and numbers of completions that are drawn there, or
+      are to be.
     has: The policies that it has been told of, in order; None: nobody knows,
       because it has been away.
     why: It has been away.
   """
 
   def __init__(self, url: str):
-    self.url, self.load = url.rstrip('/'), 0
+    self.url = url.rstrip('/')
+    self.drawing: set[tuple[int, int]] = set()
     self.has: tuple[str, ...] | None = ()
     self.why = ''
     self._changing = threading.Lock()
@@ -110,8 +112,11 @@ class Servers:
       raise Away
     # One that was away comes last: it must be told of its policy first.
     return min(
-      left, key=lambda one: (failed.count(one), one.has is None, one.load)
-    )
+      left,
+      key=lambda one: (
+        failed.count(one), one.has is None, len(one.drawing)
+      ),
+    )  # fmt: skip
 
   async def ask(self, opened: Any, server: Server, call: Call) -> Any:
     """What a server answers, as JSON says it, or else its text.

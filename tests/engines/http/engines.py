@@ -31,6 +31,7 @@ ROOMS = [(d, a) for d in DIALECTS for a in (True, False)]
 ROOM_IDS = [f'{d}-{"adapters" if a else "weights"}' for d, a in ROOMS]
 SAMPLING = protocol.Sampling(eos_ids=(fake_server.END,))
 
+
 @functools.cache
 def _encryption() -> ssl.SSLContext:
   return ssl.create_default_context()

@@ -187,7 +187,9 @@ TRANSPORT = [
   Row('429, again in 1 s', answers(429, b'', {'Retry-After': '1'}), 'HTTP 429'),
   Row('408', answers(408), 'HTTP 408'),
   Row('302', answers(302, b''), 'HTTP 302', heals=False),
-  Row('400, too long a prompt', answers(400, CONTEXT), 'is longer', heals=False),
+  Row(
+    '400, too long a prompt', answers(400, CONTEXT), 'is longer', heals=False
+  ),
   Row(
     '401, a text as error',
     answers(401, {'error': 'Unauthorized'}),

@@ -106,4 +106,6 @@ def test_one_of_two_servers_cannot_load(tmp_path, row, dialect, adapters):
     engines.complete(stage, asked(), 5, 0)
     (said,) = stage.said
     assert said.startswith('Version 0 goes on without a server')
-    assert stage.servers[1].url in said and re.search(row.says.split('.*read')[0], said)
+    assert stage.servers[1].url in said and re.search(
+      row.says.split('.*read')[0], said
+    )
