@@ -15,6 +15,7 @@ import pytest
 
 from grpo_jax.config import http_client
 from grpo_jax.engines import protocol
+from grpo_jax.engines.http import engine as engine_lib
 from grpo_jax.engines.http import servers
 from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.engines.http.servers import Servers
@@ -58,6 +59,7 @@ def alone(monkeypatch):
   monkeypatch.setattr(httpcore, 'default_ssl_context', lambda **_: known)
   clock = FakeTime(http_client, monkeypatch)
   monkeypatch.setattr(servers, '_sleep', clock.sleep)
+  monkeypatch.setattr(engine_lib, '_TURN_SECS', 0.02)
   threads, files = {*threading.enumerate()}, _files()
   yield
   assert {*threading.enumerate()} <= threads
