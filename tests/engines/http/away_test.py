@@ -6,6 +6,7 @@ import errno
 import pytest
 
 from grpo_jax.config import http_client
+from grpo_jax.engines.http import servers
 from grpo_jax.engines.http.servers import Away
 from tests.engines.http import engines
 from tests.engines.http import fake_server
@@ -20,6 +21,7 @@ from tests.engines.http.engines import staged
 from tests.engines.http.fake_server import FakeServer
 from tests.engines.http.fake_server import Fault
 from tests.engines.http.faults import answers
+from tests.engines.http.faults import spanned
 from tests.engines.http.faults import then
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
@@ -42,6 +44,23 @@ def test_a_server_that_forgets_is_told_again_by_one(
     (server,) = stage.servers
     assert counts_of_loads(server, dialect, adapters) == 2
     assert not stage.said
+
+
+@pytest.mark.parametrize('dialect', engines.DIALECTS)
+def test_a_server_that_draws_by_an_older_version(tmp_path, dialect):
+  """Of this run, but not the one that was asked for."""
+  with staged(tmp_path, dialect, False) as stage:
+    (server,) = stage.servers
+    stage.engine.load(7, 0)
+    old = server.label
+    stage.engine.load(8, 1)
+    change = spanned(lambda _, n: [(old, 0, n)])
+    server.faults = [Fault(KIND[dialect], change, [2])]
+    engines.complete(stage, asked(), 8, 1)
+    assert counts_of_loads(server, dialect, False) == 3
+    server.faults = [Fault(KIND[dialect], change)]
+    with pytest.raises(Away, match=f"completion by '{old}' in place of"):
+      engines.complete(stage, asked(1), 8, 1)
 
 
 @rooms
@@ -262,6 +281,20 @@ def test_a_disk_that_is_full(tmp_path, dialect, adapters, monkeypatch):
     monkeypatch.setattr(stage.engine.versions, '_write', fake_server.write)
     stage.engine.load(8, 1)
     engines.complete(stage, asked(), 8, 1)
+
+
+def test_a_cache_that_is_not_empty_yet_is_waited_for(tmp_path, alone):  # noqa: F811
+  full = answers(200, {'success': False})
+  fault = Fault('reset_prefix_cache', full, [0, 1])
+  with staged(tmp_path, 'vllm', False, [fault]) as stage:
+    stage.engine.load(7, 0)
+    assert alone.sleeps == [servers._AGAIN_SECS] * 2
+    assert 0.1 <= servers._AGAIN_SECS <= 5
+    kinds = [path.rpartition('/')[2] for path, _ in stage.servers[0].requests]
+    assert kinds == [
+      'pause?mode=wait', 'collective_rpc', *['reset_prefix_cache'] * 3,
+      'update_weight_version', 'resume',
+    ]  # fmt: skip
 
 
 def test_an_adapter_that_cannot_be_forgotten(tmp_path):

@@ -132,7 +132,7 @@ def over_the_wire(name, recorded, call):
     server.close()
 
 
-@pytest.mark.parametrize('name,one,adapters,limit,expected', recorded())
+@pytest.mark.parametrize('name,one,adapters,limit,expected', [*recorded()])
 def test_recorded_answers(name, one, adapters, limit, expected):
   dialect, asked = dialect_of(name, adapters), completion(limit)
   call = dialect.complete(asked)

@@ -61,7 +61,7 @@ def alone(monkeypatch):
   monkeypatch.setattr(servers, '_sleep', clock.sleep)
   monkeypatch.setattr(engine_lib, '_TURN_SECS', 0.02)
   threads, files = {*threading.enumerate()}, _files()
-  yield
+  yield clock
   assert {*threading.enumerate()} <= threads
   assert _files() <= files
 
