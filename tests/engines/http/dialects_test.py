@@ -332,6 +332,34 @@ def test_scores_of_more_than_were_asked_for():
   assert top.tolist() == [[-0.25, -1.0]]
 
 
+@pytest.mark.parametrize('by', ['x', '', None, 12, '\n'])
+def test_only_a_stop_string_of_ours_ends_a_completion(by):
+  """Some end token of the server's own does not."""
+  asked = completion(8, SAMPLING)
+  choice = {
+    'finish_reason': 'stop',
+    'stop_reason': by,
+    'token_ids': [11, 12],
+    'logprobs': {
+      'tokens': ['token_id:11', 'token_id:12'],
+      'token_logprobs': [-1.0, -1.0],
+    },
+  }
+  vllm = {'model': 'asked', 'choices': [choice]}
+  told = {
+    'finish_reason': {'type': 'stop', 'matched': by},
+    'weight_version': '7',
+    'output_token_logprobs': [[-1.0, 11, None], [-1.0, 12, None]],
+  }
+  sglang = {'output_ids': [11, 12], 'meta_info': told}
+  for dialect, answer in ((Vllm('m', True), vllm), (Sglang(True), sglang)):
+    with pytest.raises(Unusable, match='ends with the id 12, which is no end'):
+      dialect.drawn(answer, asked)
+  choice['stop_reason'] = told['finish_reason']['matched'] = '\n\n'
+  for dialect, answer in ((Vllm('m', True), vllm), (Sglang(True), sglang)):
+    assert dialect.drawn(answer, asked).finish == protocol.STOPPED
+
+
 def test_an_older_sglang_names_one_version_of_all_tokens():
   told = {
     'finish_reason': {'type': 'length', 'length': 2},

@@ -15,6 +15,7 @@ import pathlib
 import random
 import socket
 import struct
+import sys
 import threading
 from typing import Any
 from typing import NamedTuple
@@ -158,7 +159,11 @@ class FakeServer:
       target=self._loop.run_forever, name='fake server', daemon=True
     )
     self._thread.start()
-    self._port, self._listener = 0, None
+    # Bound as long as it lives, so that nobody gets the port while it is dead.
+    self._bound = self._bind(0)
+    self._port, self._listener = self._bound.getsockname()[1], None
+    if sys.platform != 'linux':
+      self._bound.close()  # elsewhere two sockets cannot be bound there
     self._open: dict[asyncio.StreamWriter, asyncio.Task] = {}
     self.gate = asyncio.Event()
     self.gate.set()
@@ -175,11 +180,16 @@ class FakeServer:
 
     async def begin():
       self._listener = await asyncio.start_server(
-        self._serve, '127.0.0.1', self._port
+        self._serve, sock=self._bind(self._port)
       )
-      self._port = self._listener.sockets[0].getsockname()[1]
 
     self._run(begin())
+
+  def _bind(self, port: int) -> socket.socket:
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(('127.0.0.1', port))
+    return found
 
   def die(self) -> None:
     """Listens no more, and resets every connection; in its own thread."""
@@ -217,6 +227,7 @@ class FakeServer:
       await asyncio.sleep(0)
 
     self._run(end())
+    self._bound.close()
     self._loop.call_soon_threadsafe(self._loop.stop)
     self._thread.join()
     self._loop.close()
