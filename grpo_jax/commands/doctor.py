@@ -8,6 +8,7 @@ import time
 from typing import Any
 from typing import NoReturn
 
+from grpo_jax.commands import engine
 from grpo_jax.commands import printing
 from grpo_jax.commands import together
 from grpo_jax.commands.arguments import Arguments
@@ -24,6 +25,8 @@ _LEAST_COLUMNS = 40
 
 def run(arguments: Arguments) -> int:
   """`grpo-jax doctor`; returns the exit code, 2 if a check has failed."""
+  if arguments.engine:
+    return engine.run(arguments)
   found = accelerators.look()  # before JAX holds the memory of the devices
   # Where a check fails, a launcher must not start the doctor again.
   with together.joined(arguments, late_code=2) as peers:

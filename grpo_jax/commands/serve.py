@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from grpo_jax.run import policy as policies
 from grpo_jax.serving import answering
 from grpo_jax.serving import app as app_lib
 from grpo_jax.serving import desk as desk_lib
+from grpo_jax.serving import engine_calls
 from grpo_jax.serving import listening
 
 _KEY = 'GRPO_JAX_SERVE_KEY'
@@ -43,7 +45,10 @@ def run(arguments: Arguments) -> None:
     ) as desk:
       service = service_of(served, desk, arguments.config)
       hosts = {'127.0.0.1', '::1', 'localhost', arguments.host}
-      app = app_lib.app(lambda token: service, hosts=hosts, key=key)
+      posted = _engine_calls(served, service) if arguments.as_engine else {}
+      app = app_lib.app(
+        lambda token: service, hosts=hosts, key=key, posted=posted
+      )
       with _until_signalled() as wait, listening.Listening(app, listener) as it:
         _tell(f'{it.origin}/v1', service.name, arguments.json)
         wait()
@@ -83,6 +88,17 @@ def service_of(
       config.environment.call_format, tokenizer
     ),
   )
+
+
+def _engine_calls(
+  served: policies.Served, service: answering.Answering
+) -> dict[str, app_lib.Posted]:
+  """The calls of a learner whose engine this is."""
+  return engine_calls.EngineCalls(
+    service,
+    functools.partial(policies.read_model, served),
+    functools.partial(policies.read_adapter, served),
+  ).routes()
 
 
 def _tell(url: str, model: str, as_json: bool) -> None:

@@ -96,7 +96,7 @@ COMMANDS = {
     "Answers clients of OpenAI's API by a policy, until Ctrl-C.",
     (
       'source', 'config', 'checkpoint', 'host', 'port', 'key', 'rows',
-      'context_tokens', 'json', 'verbose',
+      'context_tokens', 'as_engine', 'json', 'verbose',
     ),
     takes=('?source',),
   ),
@@ -129,7 +129,10 @@ COMMANDS = {
   'doctor': Command(
     'doctor:run',
     'Measures new machines: devices, memory, links, workdir. Run it first.',
-    ('workdir', 'learner', 'secret', *SEVERAL, 'json', 'verbose'),
+    (
+      'workdir', 'learner', 'secret', 'engine', 'dialect', 'model', 'key_env',
+      *SEVERAL, 'json', 'verbose',
+    ),
   ),
   'report': Command(
     'report:run',
@@ -277,6 +280,23 @@ FLAGS = {
     'The most tokens of a prompt and its answer. Default: as the run has it; '
     'of a model as it was made for, at most 4096.',
     int,
+  ),
+  'engine': Flag(
+    'The address of a server of vLLM or SGLang, as in http://gpu-0:8000: only '
+    'whether it answers as config.engine needs it is examined.',
+    str,
+    '',
+  ),
+  'dialect': Flag('How that server is asked: vllm or sglang.', str, 'vllm'),
+  'model': Flag('The name by which vLLM has the model.', str, ''),
+  'key_env': Flag(
+    "The environment variable with the server's API key.", str, ''
+  ),
+  'as_engine': Flag(
+    'Also answer the calls of vLLM and SGLang by which a learner samples, and '
+    'replaces the weights by those of a folder on this machine.',
+    bool,
+    False,
   ),
   'folder': Flag('The folder to write, which must be new or empty.'),
   'adapter': Flag(

@@ -18,6 +18,7 @@ from grpo_jax.config.fields import Checkpoint
 from grpo_jax.config.fields import Config
 from grpo_jax.config.fields import Data
 from grpo_jax.config.fields import EarlyStop
+from grpo_jax.config.fields import Engine
 from grpo_jax.config.fields import Environment
 from grpo_jax.config.fields import Evaluation
 from grpo_jax.config.fields import Learner
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
   import ml_collections
 
 __all__ = [
-  'Agent', 'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Environment',
+  'Agent', 'Checkpoint', 'Config', 'Data', 'EarlyStop', 'Engine', 'Environment',
   'Evaluation', 'Learner', 'Log', 'Lora', 'Mesh', 'Model', 'Optim',
   'REWARD_METRICS', 'Reference', 'Reward', 'Sampler', 'Source', 'WarmUp',
   'Workers', 'check_allowed', 'dataclass_from_dict', 'default', 'flat',

@@ -6,6 +6,7 @@ import ipaddress
 import math
 import re
 from typing import Any
+import urllib.parse
 
 from grpo_jax.config.from_dict import flat
 from grpo_jax.config.importing import nearest
@@ -49,6 +50,8 @@ _LEAST = {
   'generator.devices': 0,
   'generator.every': 1,
   'generator.parts': 1,
+  'engine.concurrency': 1,
+  'engine.retries': 0,
   'reference.refresh_steps': 0,
   'checkpoint.every_steps': 1,
   'checkpoint.every_minutes': 0,
@@ -96,6 +99,7 @@ _ABOVE_0 = (
   'environment.tool_secs',
   'environment.episode_secs',
   'generator.wait_secs',
+  'engine.timeout_secs',
 )
 
 # Most of each of these fields.
@@ -145,6 +149,9 @@ _KNOWN = {
   'learner.on_zero_advantage': ('skip', 'step'),
   'generator.updates': ('between', 'inflight'),
   'generator.weights': ('auto', 'transfer', 'files'),
+  'engine.kind': ('local', 'http'),
+  'engine.dialect': ('vllm', 'sglang'),
+  'engine.dtype': ('bfloat16', 'float32'),
   'optim.decay': ('constant', 'linear', 'cosine', 'warmup-stable-decay'),
   'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
@@ -231,6 +238,7 @@ def checks(config: Any):
   yield from _checks_of_prompts(config)
   yield from _checks_of_sampler(sampler)
   yield from _checks_of_generator(config)
+  yield from _checks_of_engine(config)
   yield from _checks_of_widths(config)
 
 
@@ -626,6 +634,70 @@ def _checks_of_generator(config: Any):
     f'{generator.devices}; either jobs sample or devices of the run; give '
     'generator.devices=0',
   )
+
+
+def _checks_of_engine(config: Any):
+  """As `checks`, of servers that sample."""
+  engine, sampler = config.engine, config.sampler
+  is_http = engine.kind == 'http'
+  yield (
+    is_http == bool(engine.urls),
+    f'engine.kind={engine.kind!r} with engine.urls={engine.urls!r}; give '
+    "addresses with 'http', and none without",
+  )
+  wrong = [url for url in engine.urls if not _is_url(url)]
+  yield (
+    not wrong,
+    f'engine.urls={engine.urls!r}; give each as http://HOST:PORT, without a '
+    'path',
+  )
+  generator = config.generator
+  yield (
+    not is_http or not (generator.devices or generator.listen),
+    "engine.kind='http' with generator.devices or generator.listen; either "
+    'servers sample or devices of yours; give one of them',
+  )
+  yield (
+    not is_http or generator.updates == 'between',
+    "engine.kind='http' with generator.updates='inflight'; give 'between', by "
+    'which what is under way ends with the weights that it began with',
+  )
+  filters = {
+    'top_k': sampler.top_k > 0,
+    'top_p': sampler.top_p < 1,
+    'min_p': sampler.min_p > 0,
+    'min_tokens': sampler.min_tokens > 0,
+  }
+  some = [f'sampler.{name}' for name, is_on in filters.items() if is_on]
+  yield (
+    not is_http or not some,
+    f"engine.kind='http' with {', '.join(some)}: servers do not tell what such "
+    'filters leave of the policy, without which it cannot be learned; give '
+    'top_k=0, top_p=1, min_p=0 and min_tokens=0',
+  )
+  yield (
+    not is_http or engine.dialect != 'vllm' or sampler.temperature <= 2,
+    f'sampler.temperature={sampler.temperature:g}, above the 2 that vLLM '
+    'takes; give at most 2',
+  )
+
+
+def _is_url(url: str) -> bool:
+  """Whether a text is http://HOST:PORT.
+
+  >>> _is_url('http://127.0.0.1:8000'), _is_url('127.0.0.1:8000')
+  (True, False)
+  """
+  try:
+    parts = urllib.parse.urlsplit(url)
+    return (
+      parts.scheme in ('http', 'https')
+      and bool(parts.hostname)
+      and (parts.port or 1) > 0
+      and not (parts.path.strip('/') or parts.query or parts.username)
+    )
+  except ValueError:
+    return False
 
 
 def _is_loopback(host: str) -> bool:

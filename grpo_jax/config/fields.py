@@ -627,6 +627,63 @@ class Generator:
 
 
 @dataclasses.dataclass(frozen=True)
+class Engine:
+  """What samples: the devices of the run, or servers of others."""
+
+  kind: str = field(
+    'local',
+    "'local': this package's own engine. 'http': servers of vLLM or SGLang, "
+    'which run elsewhere; the run reads their tokens and log-probabilities, '
+    'and gives them its weights.',
+  )
+  dialect: str = field(
+    'vllm', "How the servers of kind='http' are asked: 'vllm' or 'sglang'."
+  )
+  urls: tuple[str, ...] = field(
+    (),
+    'The addresses of the servers, each of which has the model, as in '
+    "('http://127.0.0.1:8000',). Completions of a prompt go to one of them.",
+    change=FREE,
+  )
+  model: str = field(
+    '',
+    "The name by which vLLM has the model (--served-model-name); '': "
+    'model.path.',
+    change=FREE,
+  )
+  folder: str = field(
+    '',
+    'A folder that the run and the servers see at the same path, for weights: '
+    "adapters alone with lora.rank, else the whole model. '': a temporary "
+    'one, for servers on the same machine.',
+    change=FREE,
+  )
+  dtype: str = field(
+    'bfloat16',
+    "Of the weights that are written for the servers: 'bfloat16' or 'float32'.",
+  )
+  key_env: str = field(
+    '',
+    "The environment variable with the servers' API key; '': they want none.",
+    change=FREE,
+  )
+  concurrency: int = field(
+    256, 'Completions that are asked for at once, at most.', change=FREE
+  )
+  timeout_secs: float = field(
+    600.0,
+    'The longest that one completion may take, and one change of weights.',
+    change=FREE,
+  )
+  retries: int = field(
+    5,
+    'How often a request is repeated that gets no answer, or 408, 429 or 5xx. '
+    'Another server is asked then.',
+    change=FREE,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class Optim:
   """The optimizer, its schedule, and what is put around it."""
 
@@ -1139,6 +1196,7 @@ class Config:
   agent: Agent = Agent()
   sampler: Sampler = Sampler()
   generator: Generator = Generator()
+  engine: Engine = Engine()
   optim: Optim = Optim()
   learner: Learner = Learner()
   reference: Reference = Reference()

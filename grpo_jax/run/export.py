@@ -153,11 +153,11 @@ def _convert_run(
   tokenizer = build_data.tokenizer_of(config)
   policy = build_model.policy(found, tokenizer.vocab_size, mesh, checkpoint)
   shape, params = policy.model.config, policy.params
-  origin = origin_of(config.model.path)
+  origin = build_model.origin_of(config.model.path)
 
   def write(to: pathlib.Path) -> None:
     if adapter:
-      named = _adapter_of(config.model.path, origin)
+      named = build_model.adapter_base(config.model.path, origin)
       weights.save_adapter(to, shape, params, dtype=dtype, **named)
     else:
       save(to, shape, params, tokenizer, origin, dtype, shard_bytes)
@@ -199,25 +199,6 @@ def _refuse_adapter(config: Config, workdir: pathlib.Path) -> None:
     )
 
 
-def _adapter_of(path: str, origin: weights.Source | None) -> dict[str, Any]:
-  """What `weights.save_adapter` is told of the model that a run began with."""
-  base, revision = _base(path)
-  named = build_model.source(path)
-  if isinstance(named, weights.Source):
-    architecture = named.architecture
-  else:  # a run has the class that it is written as, not its origin's
-    architecture = origin and weights.written_as(origin.architecture)
-  return {'base': base, 'revision': revision, 'architecture': architecture}
-
-
-def _base(path: str) -> tuple[str, str | None]:
-  """How an adapter names its base from anywhere, and its commit on the Hub."""
-  if name := hub.parse(path):
-    return name.repository, name.commit or name.revision or None
-  there = pathlib.Path(path).expanduser()
-  return str(there.resolve()) if there.exists() else path, None
-
-
 def _written(
   folder: pathlib.Path, params: Any, checkpoint: int | None
 ) -> Written:
@@ -231,17 +212,6 @@ def _written(
     checkpoint,
     sum(path.stat().st_size for path in folder.iterdir()),
   )
-
-
-def origin_of(path: str) -> weights.Source | None:
-  """The pretrained model that a run began with, perhaps by way of other runs.
-
-  None if it all began with random weights.
-  """
-  first = build_model.first_path(path)
-  found = build_model.source(first) if first else None
-  assert not isinstance(found, RunWeights)
-  return found
 
 
 def save(
@@ -385,7 +355,7 @@ def writer(
   spec, path = run.export, run.weights.path
   if not spec.every_saves and not spec.push_to:
     return None
-  shape, origin = _shape(run.model), origin_of(path)
+  shape, origin = _shape(run.model), build_model.origin_of(path)
   weights.config_to_huggingface(shape, origin and origin.architecture)
   if spec.adapter:
     if not (run.weights.has_adapters and path):
@@ -394,7 +364,7 @@ def writer(
         'model with a name; set config.lora.rank and config.model.path, or '
         'leave it out.'
       )
-    adapter = _adapter_of(path, origin)
+    adapter = build_model.adapter_base(path, origin)
 
     def save_in(to: pathlib.Path, params: Any) -> None:
       weights.save_adapter(to, shape, params, dtype=spec.dtype, **adapter)

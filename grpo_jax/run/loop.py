@@ -115,6 +115,8 @@ def begin(session: Session) -> Progress | None:
     state = session.updater.compiled.init(params)
     layout = session.updater.layout
     progress = Progress(0, state, Receipt(), layout, Unwritten({}, []))
+  greet(session, progress)
+  with session.monitor.phase('handing the parameters to the sampler'):
     progress_lib.hand_over(session, progress)
   return progress
 
@@ -125,8 +127,23 @@ def go_on(session: Session, progress: Progress) -> Progress:
   session.monitor.line(
     f'  goes on from the checkpoint of rollout {progress.step}'
   )
+  greet(session, progress)
   progress_lib.hand_over(session, progress)
   return progress_lib.export(session, progress)
+
+
+def greet(session: Session, progress: Progress) -> None:
+  """Makes sure that servers which draw have the policy, if any draw."""
+  if not sampling.asks_servers(session.run):
+    return
+  with session.monitor.phase('comparing the servers with the policy'):
+    found = sampling.greet(
+      session.run, session.updater, progress.state.params, progress.step
+    )
+  session.monitor.line(
+    f'  the log-probabilities of {found.tokens} tokens differ by '
+    f'{found.gap:.2g} nats'
+  )
 
 
 def advance(session: Session, progress: Progress) -> Progress:

@@ -14,8 +14,11 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+import jax
+
 from grpo_jax import data
 from grpo_jax import engines
+from grpo_jax import models
 from grpo_jax.config import Config
 from grpo_jax.engines import scoring
 from grpo_jax.episodes import meeting
@@ -24,6 +27,7 @@ from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
 from grpo_jax.models import lora
+from grpo_jax.models import weights
 from grpo_jax.monitor import formatting
 from grpo_jax.rewards import WeightedReward
 from grpo_jax.rollouts import parquet
@@ -239,6 +243,53 @@ def load_to_serve(
   mesh = run.mesh if run.mesh.size > 1 else None
   scorer = scoring.Scorer(run.engine.model, params, context, mesh)
   return Served(run, step, scorer, context)
+
+
+def read_model(served: Served, folder: str) -> Any:
+  """Other parameters for a policy that is served; adapters change nothing.
+
+  Args:
+    served: The policy.
+    folder: Of a Hugging Face model of the same shape.
+
+  Raises:
+    ValueError: It is another model, or cannot be read.
+  """
+  run = served.run
+  assert isinstance(run.model, models.Transformer)
+  source = weights.source(folder)
+  fresh = dataclasses.replace(run.weights, path='')
+  wanted = build.abstract_params(run)
+  whole = wanted.trained if wanted.frozen is None else wanted.frozen
+  place = jax.tree.map(lambda x: x.sharding, whole)
+  dtype = 'float32' if wanted.frozen is None else run.weights.base_dtype
+  found = weights.load(source, run.model.config, place, dtype, rounded=True)
+  if wanted.frozen is None:
+    return found
+  return lora.join(build_model.initial(fresh, run.model, run.mesh), found)
+
+
+def read_adapter(served: Served, folder: str) -> Any:
+  """The parameters of a policy that is served, with other adapters.
+
+  Args:
+    served: The policy; it has adapters.
+    folder: Of an adapter, as `weights.save_adapter` writes it.
+
+  Raises:
+    ValueError: The policy has no adapters, or others; or it cannot be read.
+  """
+  run = served.run
+  assert isinstance(run.model, models.Transformer)
+  wanted = build.abstract_params(run)
+  if wanted.frozen is None:
+    raise ValueError(
+      'The policy that is served has no adapters; serve it with '
+      '--config.lora.rank=... of the adapters that are to come.'
+    )
+  found = weights.load_adapter(folder, run.model.config, wanted.trained)
+  _, frozen = lora.split(served.scorer.params, lora.trains)
+  return lora.join(found, frozen)
 
 
 def _to_serve(config: Config, context: int) -> Config:

@@ -8,11 +8,17 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import models
 from grpo_jax.engines import offering
+from grpo_jax.engines import scoring
 from grpo_jax.engines.handover import Put
 from grpo_jax.engines.handover import Weights
+from grpo_jax.engines.http import handshake
+from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.engine_use import EngineUse
 from grpo_jax.episodes.types import Rollout
@@ -34,6 +40,7 @@ from grpo_jax.run import drawing
 from grpo_jax.run.build import build
 from grpo_jax.run.build import data as build_data
 from grpo_jax.run.build import environment as build_environment
+from grpo_jax.run.build import limits
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.jobs import learning as learning_jobs
 from grpo_jax.run.jobs import shared
@@ -59,6 +66,8 @@ def offers(run: build.Run, updater: Updater) -> offering.Offers:
 
 def _weights(run: build.Run, updater: Updater) -> Weights:
   """What brings trained parameters to the devices that draw."""
+  if isinstance(run.engine, HttpEngine):
+    return run.engine.versions
   trained = updater.compiled.abstract.params
   return Put(run.model, trained, run.mesh, run.sampling_mesh, updater.frozen)
 
@@ -149,6 +158,53 @@ class _Here:
     self.publish(params, version)
     self.load(version)
     self.drop(())
+
+
+def asks_servers(run: build.Run) -> bool:
+  """Whether servers of others draw for a run."""
+  return isinstance(run.engine, HttpEngine)
+
+
+def greet(
+  run: build.Run, updater: Updater, params: Any, version: int
+) -> handshake.Report:
+  """Compares servers that draw for a run with its own scores.
+
+  Args:
+    run: The parts of the run.
+    updater: See `source`.
+    params: Trained parameters; the servers get them.
+    version: Of these.
+
+  Raises:
+    ValueError: They differ by more than `config.log.sampler_gap_alarm`.
+  """
+  engine, joined = run.engine, updater.joined(params)
+  engine.load(joined, version)
+  mesh = run.mesh if run.mesh.size > 1 else None
+  assert isinstance(run.model, models.Layered)
+  longest = sum(limits.longest(run.config))
+  scorer = scoring.Scorer(run.model, joined, longest, mesh)
+  prompts = [
+    run.tokenizer.encode_prompt(run.prompts[n]['prompt'])
+    for n in range(handshake.PROMPTS)
+  ]
+  others = {}
+  if updater.frozen is not None:
+    none = jax.tree.map(jnp.zeros_like, params)
+    others['It draws without the adapter.'] = updater.joined(none)
+  found = handshake.shake(
+    engine, scorer, prompts, run.sampling, run.draw.max_tokens, others, version
+  )
+  most = run.config.log.sampler_gap_alarm
+  if most and not found.gap <= most:
+    raise ValueError(
+      f'The servers of config.engine.urls do not draw by the policy of the '
+      f'run: log-probabilities of {found.tokens} tokens differ by '
+      f'{found.gap:.3g} nats in the mean, above log.sampler_gap_alarm='
+      f'{most:g}. {found.cause}'
+    )
+  return found
 
 
 def loader(run: build.Run, updater: Updater) -> Callable[[Any, int], None]:

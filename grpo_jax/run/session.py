@@ -18,6 +18,7 @@ import jax
 from grpo_jax import monitor as monitor_lib
 from grpo_jax.config import Config
 from grpo_jax.data import hub
+from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.hosts import joining
 from grpo_jax.hosts import processes
 from grpo_jax.hosts import stop_signal
@@ -136,6 +137,8 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     run = learning_jobs.elsewhere(jobs and jobs.desk, run)
     source = sampling.source(run, updater, replay, wait, jobs)
     stack.callback(source.close)
+    if isinstance(run.engine, HttpEngine):
+      stack.callback(run.engine.versions.close)
     yield (
       Session(
         run,

@@ -14,6 +14,7 @@ import numpy as np
 
 from grpo_jax import engines
 from grpo_jax.data import Tokenizer
+from grpo_jax.engines.http import dialects
 from grpo_jax.environments import formats
 from grpo_jax.environments import tools_as_text
 from grpo_jax.environments.base import ToolCall
@@ -72,7 +73,11 @@ class Answering:
 
   def models(self) -> Sequence[str]:
     """See `app.Service`."""
-    return [self.name]
+    return [self.name, *self.desk.policies()]
+
+  def policy_of(self, model: str) -> str:
+    """The policy that a client names; '' for the first, by whatever name."""
+    return model if model in self.desk.policies() else ''
 
   def sent(self, answer: wire.Answer, whole: bool) -> None:
     """Nothing depends on it here."""
@@ -182,6 +187,9 @@ class Answering:
     changes = {name: given[name] for name in names if name in given}
     if 'top_k' in changes:  # -1: all, as vLLM has it
       changes['top_k'] = max(0, changes['top_k'])
+    if isinstance(request, wire.Completion):
+      own = () if request.ignores_ends else self.sampling.eos_ids
+      changes['eos_ids'] = tuple(dict.fromkeys((*own, *request.end_ids)))
     stops = dict.fromkeys((*self.sampling.stop_strings, *request.stop))
     try:
       return dataclasses.replace(
@@ -213,6 +221,7 @@ class _One:
     self._service, self._ids, self._request = service, ids, request
     self._tokenizer, self._heard = service.tokenizer, heard
     self._sampling = service.sampling_of(request)
+    self._policy = service.policy_of(request.model)
     self._parts = reading.Parts(
       read, self._sampling.stop_strings, isinstance(request, wire.Chat)
     )
@@ -232,13 +241,15 @@ class _One:
       scores = await self._scores(())
       self._hear(wire.Piece(self._prefix), scores or ())
     drawn, logp, finish = np.zeros(0, np.int32), np.zeros(0), engines.TRUNCATED
+    version = ''
     if limit:
       key = _key(request.sampling.get('seed'), number)
       asked = engines.Request(self._ids, key, limit, self._sampling)
       one = await _known_errors(
-        self._service.desk.draw(asked, self._heard and self._part)
+        self._service.desk.draw(asked, self._heard and self._part, self._policy)
       )
       drawn, logp, finish = one.ids, one.logp, one.finish
+      version = self._service.desk.version(one)
     said = self._parts.whole(drawn, finish == engines.TRUNCATED)
     said = said._replace(calls=_named(said.calls))
     scores = await self._scores(drawn.tolist(), logp.tolist())
@@ -253,10 +264,40 @@ class _One:
       finish='tool_calls' if said.calls else _FINISHES[finish],
       read=len(self._ids),
       tokens=len(drawn),
-      model=self._service.name,
+      model=self._policy or self._service.name,
       prompt_ids=(*self._ids,) if request.return_token_ids else (),
       ids=(*drawn.tolist(),) if request.return_token_ids else (),
       logprobs=scores,
+      version=version,
+      **await self._of_prompt(),
+    )
+
+  async def _of_prompt(self) -> dict[str, Any]:
+    """What an answer to a completion has more."""
+    request = self._request
+    if not isinstance(request, wire.Completion):
+      return {}
+    names_ids, names_version = request.names_ids, request.names_version
+    found: dict[str, Any] = {
+      'names_ids': names_ids, 'names_version': names_version,
+    }  # fmt: skip
+    if (top := request.prompt_logprobs) is not None:
+      known = await self._known(self._ids, top, 1.0)
+      tops = [[]] + [
+        [*zip(ids.tolist(), logp.tolist())]
+        for ids, logp in zip(known.top_ids, known.top_logp, strict=True)
+      ]
+      values = [None, *known.logp.tolist()]
+      found['prompt_logprobs'] = reading.scored(
+        self._tokenizer, self._ids, values, tops
+      )
+    return found
+
+  async def _known(
+    self, ids: Sequence[int], top: int, temperature: float
+  ) -> Any:
+    return await _known_errors(
+      self._service.desk.score(ids, top, temperature, self._policy)
     )
 
   def _part(self, one: engines.Sampled) -> None:
@@ -296,7 +337,7 @@ class _One:
     top = self._request.logprobs
     if top is None:
       return None
-    ids, desk = [*self._ids, *drawn], self._service.desk
+    ids = [*self._ids, *drawn]
     values: list[float | None] = [None, *[0.0] * (len(self._ids) - 1), *logp]
     tops: list[Any] = [()] * len(ids)
 
@@ -310,10 +351,10 @@ class _One:
     own = self._sampling.temperature or 1.0
     begin = len(self._ids)
     if self._echoes:  # a prompt was drawn by nobody, so at no temperature
-      known = await _known_errors(desk.score(ids, top, 1.0))
+      known = await self._known(ids, top, 1.0)
       fill(known, 0, begin if own != 1 or not top else len(ids))
     if top and drawn and (own != 1 or not self._echoes):
-      known = await _known_errors(desk.score(ids, top, own))
+      known = await self._known(ids, top, own)
       fill(known, begin, len(ids))
     first = 0 if self._echoes else begin
     previous = ids[first - 1] if first else None
@@ -323,7 +364,13 @@ class _One:
 
 
 def _key(seed: int | None, number: int) -> np.ndarray:
-  """The random key of an answer, u32[1,2]; without a seed, any."""
+  """The random key of an answer, u32[1,2]; without a seed, any.
+
+  The first answer has that of the bits of the seed, so that who has a key can
+  ask for what it draws.
+  """
+  if seed is not None and not number:
+    return dialects.seed_to_key(seed)[None]
   data = secrets.token_bytes(8)
   if seed is not None:
     data = hashlib.sha256(f'{seed} {number}'.encode()).digest()[:8]
@@ -341,6 +388,10 @@ async def _known_errors(wanted: Awaitable[Any]) -> Any:
   """What is waited for; errors that a client can be told are refusals."""
   try:
     return await wanted
+  except desk_lib.Paused as error:
+    raise wire.Refused(
+      503, 'Generation is paused; ask again after it resumes.'
+    ) from error
   except desk_lib.Closed as error:
     raise wire.Refused(503, 'The server is ending; ask another one.') from error
   except ValueError as error:

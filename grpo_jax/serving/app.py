@@ -46,6 +46,7 @@ class Client(NamedTuple):
 
 Heard = Callable[[wire.Piece], None]
 HeardOf = Callable[[int, wire.Piece], None]
+Posted = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 class Service(Protocol):
@@ -99,6 +100,7 @@ def app(
   key: str | None = None,
   most_bytes: int = 16 << 20,
   strict: bool = False,
+  posted: Mapping[str, Posted] = {},
 ) -> Any:
   """An ASGI app.
 
@@ -111,6 +113,7 @@ def app(
       no token will do.
     most_bytes: Of a body.
     strict: See `wire.chat`.
+    posted: What else is answered, by the address of the server alone.
 
   Raises:
     ValueError: starlette is not installed.
@@ -133,6 +136,10 @@ def app(
       routes.append(
         routing.Route(root + path, doors.guarded(do), methods=[method])
       )
+
+  for path, do in posted.items():
+    endpoint = doors.guarded(doors.posted(do))
+    routes.append(routing.Route(path, endpoint, methods=['POST']))
 
   async def refuse(request, error):
     refused = wire.Refused(404, 'There is no such address here.')
@@ -259,6 +266,15 @@ class _Doors:
     secret = request.headers.get('x-grpo-secret', '')
     said = await service.control(name, wire.read_object(body or b'{}'), secret)
     return _Json(said)
+
+  def posted(self, do: Posted) -> Callable[[Any], Awaitable[Any]]:
+    """POST of an object, of which another is the answer."""
+
+    async def endpoint(request):
+      body = await self._body(request)
+      return _Json(await do(wire.read_object(body or b'{}')))
+
+    return endpoint
 
   async def models(self, request: Any) -> Any:
     """GET models, and GET models/NAME."""

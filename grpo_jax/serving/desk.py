@@ -21,6 +21,7 @@ from grpo_jax.engines.scoring import Scorer
 
 _LOG = logging.getLogger(__name__)
 _END_SECS = 60.0
+_LOOK_SECS = 0.01
 
 
 class Closed(Exception):
@@ -61,12 +62,32 @@ class _Text:
 
 
 @dataclasses.dataclass(eq=False)
+class _Policy:
+  """A policy.
+
+  Attributes:
+    score: Has its parameters.
+    version: What clients are told of these.
+  """
+
+  score: Scorer
+  version: str
+
+
+@dataclasses.dataclass(eq=False)
 class _Work:
   """Something else that the thread does."""
 
   do: Callable[[], Any]
   loop: asyncio.AbstractEventLoop
   future: asyncio.Future
+
+
+_FIRST_LOAD = 2**30  # above the version that the engine came with
+
+
+class Paused(Exception):
+  """The desk draws nothing for a while."""
 
 
 class Desk:
@@ -83,9 +104,11 @@ class Desk:
     self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._jobs: dict[int, _Job] = {}  # by the numbers of the engine
     self._later: list[_Job] = []  # until nothing is drawn by another policy
-    self._policies = {'': score}  # a scorer has the parameters
+    self._policies = {'': _Policy(score, 'default')}
+    self._loads = _FIRST_LOAD
+    self._drew = {}  # the policies of loads, by what the engine calls them
+    self.is_paused = False
     self._loaded: str | None = ''  # None: the newest of its name is not
-    self._loads = 0
     self._turns: Any = iter(())
     # The last request that has finished, while nothing else is drawn: an
     # engine that keeps nothing gives up its caches, and makes them anew.
@@ -118,8 +141,11 @@ class Desk:
 
     Raises:
       ValueError: The engine refuses it, or there is no such policy.
+      Paused: The desk draws nothing for a while.
       Closed: The desk draws no more.
     """
+    if self.is_paused:
+      raise Paused
     loop = asyncio.get_running_loop()
     request = request._replace(calls=self._rows)
     job = _Job(request, heard, loop, loop.create_future(), policy)
@@ -143,11 +169,34 @@ class Desk:
     self._put(text)
     return await text.future
 
-  async def know(self, policy: str, read: Callable[[], Any]) -> None:
+  def policies(self) -> list[str]:
+    """The names of the policies but the first."""
+    return [name for name in self._policies if name]
+
+  async def pause(self) -> None:
+    """Draws nothing new; returns when nothing is drawn any more."""
+    self.is_paused = True
+    while self._jobs or self._later:
+      await asyncio.sleep(_LOOK_SECS)
+
+  def version(self, drawn: engines.Sampled) -> str:
+    """The version of the policy that has drawn something."""
+    load = int(drawn.version[-1]) if len(drawn.version) else 0
+    policy = self._drew.get(load, self._policies[''])
+    return policy.version
+
+  def name_version(self, version: str) -> None:
+    """What clients are told of the first policy as it is."""
+    self._policies[''].version = version
+
+  async def know(
+    self, policy: str, read: Callable[[], Any], version: str = 'default'
+  ) -> None:
     """Makes a policy known by a name, or another one known by it.
 
     Args:
       policy: The name.
+      version: See `version`.
       read: Returns its parameters, in the thread of the desk. What is being
         drawn by the one before is drawn by it to its end.
 
@@ -156,8 +205,9 @@ class Desk:
     """
 
     def replace():
-      first = self._policies['']
-      self._policies[policy] = dataclasses.replace(first, params=read())
+      first = self._policies[''].score
+      score = dataclasses.replace(first, params=read())
+      self._policies[policy] = _Policy(score, version)
       if policy == self._loaded:
         self._loaded = None  # it is loaded once nothing is drawn
 
@@ -232,7 +282,9 @@ class Desk:
           continue
         self._end_turns()
         self._loads += 1
-        self._engine.load(self._policies[job.policy].params, self._loads)
+        policy = self._policies[job.policy]
+        self._engine.load(policy.score.params, self._loads)
+        self._drew = {self._loads: policy}  # nothing else draws, or is told of
         self._loaded = job.policy
       self._submit(self._later.pop(0))
 
@@ -266,7 +318,7 @@ class Desk:
     if text.future.cancelled():
       return
     try:
-      score = self._policies[text.policy]
+      score = self._policies[text.policy].score
       found: Any = score(text.ids, text.top, text.temperature)
     except KeyError:
       found = ValueError(f'There is no policy {text.policy!r:.80} here.')

@@ -189,7 +189,9 @@ def scored(
   for n, token in enumerate(ids):
     text = _text(tokenizer, token, previous)
     likely = tuple(
-      wire.Likely(_text(tokenizer, x, previous), _data(tokenizer, x), float(p))
+      wire.Likely(
+        _text(tokenizer, x, previous), _data(tokenizer, x), float(p), int(x)
+      )
       for x, p in (tops[n] if tops else ())
     )
     value = logp[n]
@@ -200,6 +202,7 @@ def scored(
         None if value is None else float(value),
         likely,
         offset,
+        int(token),
       )
     )
     offset += len(text)

@@ -103,6 +103,12 @@ class Completion(NamedTuple):
   Attributes:
     prompt: Texts or ids, at least one of each.
     echo: Whether the prompt is a part of the answer.
+    prompt_logprobs: None: no log-probabilities of the prompt; 0: those of its
+      tokens; more: of so many likeliest tokens at each place too.
+    end_ids: Ids that end the answer too.
+    ignores_ends: Whether the end tokens of the model do not end it.
+    names_ids: Whether tokens are named by their ids, as 'token_id:7'.
+    names_version: Whether the version of the weights is wanted.
   """
 
   prompt: tuple[str | tuple[int, ...], ...]
@@ -116,6 +122,11 @@ class Completion(NamedTuple):
   sampling: Mapping[str, Any] = {}
   overridden: tuple[str, ...] = ()
   model: str = ''
+  prompt_logprobs: int | None = None
+  end_ids: tuple[int, ...] = ()
+  ignores_ends: bool = False
+  names_ids: bool = False
+  names_version: bool = False
 
 
 class Likely(NamedTuple):
@@ -124,6 +135,7 @@ class Likely(NamedTuple):
   text: str
   data: bytes
   logp: float
+  id: int = -1
 
 
 class Scored(NamedTuple):
@@ -135,6 +147,7 @@ class Scored(NamedTuple):
     logp: Its log-probability; None for a first token.
     top: The likeliest tokens there, the likeliest first.
     offset: Where the text begins, in characters of the whole text.
+    id: Of the token.
   """
 
   text: str
@@ -142,6 +155,7 @@ class Scored(NamedTuple):
   logp: float | None
   top: tuple[Likely, ...] = ()
   offset: int = 0
+  id: int = -1
 
 
 class Piece(NamedTuple):
@@ -168,6 +182,10 @@ class Answer(NamedTuple):
     prompt_ids: Given where ids were asked for.
     ids: Likewise.
     logprobs: Given where they were asked for.
+    prompt_logprobs: Likewise.
+    names_ids: See `Completion`.
+    names_version: Likewise.
+    version: Of the weights that have drawn it.
     id: Of the answer; '': the app makes one.
   """
 
@@ -181,6 +199,10 @@ class Answer(NamedTuple):
   prompt_ids: tuple[int, ...] = ()
   ids: tuple[int, ...] = ()
   logprobs: Sequence[Scored] | None = None
+  prompt_logprobs: Sequence[Scored] | None = None
+  names_ids: bool = False
+  names_version: bool = False
+  version: str = ''
   id: str = ''
 
 
@@ -244,6 +266,11 @@ def completion(
     max_tokens=most,
     echo=echo,
     logprobs=logprobs,
+    prompt_logprobs=_whole(fields, 'prompt_logprobs', 0, _MOST_TOP),
+    end_ids=_list_of_ids(fields, 'stop_token_ids'),
+    ignores_ends=_bool(fields, 'ignore_eos'),
+    names_ids=_bool(fields, 'return_tokens_as_token_ids'),
+    names_version=_bool(fields, 'return_weight_versions'),
     **_common(fields, strict, ()),
   )
 
@@ -563,6 +590,14 @@ def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
   return _of_kind(fields, name, list, 'a list', [])
 
 
+def _list_of_ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
+  found = _list(fields, name)
+  for one in found:
+    if not isinstance(one, int) or isinstance(one, bool) or one < 0:
+      raise _wrong(f'{name} must be a list of ids; it has {one!r:.80}.', name)
+  return tuple(found)
+
+
 def _bool(fields: Mapping[str, Any], name: str) -> bool:
   return _of_kind(fields, name, bool, 'true or false', False)
 
@@ -637,9 +672,14 @@ def completion_json(answers: Sequence[Answer], created: int) -> dict[str, Any]:
     choice = {
       'index': index,
       'text': answer.text,
-      'logprobs': _completion_logprobs(answer.logprobs),
+      'logprobs': _completion_logprobs(answer.logprobs, answer.names_ids),
       'finish_reason': answer.finish,
     }
+    if answer.names_version:
+      span = {'version': answer.version, 'start': 0, 'end': answer.tokens}
+      choice['weight_versions'] = [span]
+    if answer.prompt_logprobs is not None:
+      choice['prompt_logprobs'] = [*map(_place, answer.prompt_logprobs)]
     if answer.prompt_ids or answer.ids:
       choice['token_ids'] = [*answer.ids]
       choice['prompt_token_ids'] = [*answer.prompt_ids]
@@ -720,28 +760,42 @@ def _chat_logprobs(scored: Sequence[Scored] | None) -> dict[str, Any] | None:
   return {
     'content': [
       one(x.text, x.data, x.logp or 0.0)
-      | {'top_logprobs': [one(*likely) for likely in x.top]}
+      | {'top_logprobs': [one(*likely[:3]) for likely in x.top]}
       for x in scored
     ]
   }
 
 
+def _place(x: Scored) -> dict[str, Any] | None:
+  """What is known of a token of a prompt, by ids; the token itself first."""
+  if x.logp is None:
+    return None
+  every = Likely(x.text, x.data, x.logp, x.id), *x.top
+  return {
+    str(one.id): {'logprob': _logp(one.logp), 'decoded_token': one.text}
+    for one in reversed(every)
+  }
+
+
 def _completion_logprobs(
-  scored: Sequence[Scored] | None,
+  scored: Sequence[Scored] | None, names_ids: bool = False
 ) -> dict[str, Any] | None:
   if scored is None:
     return None
 
+  def named(x: Scored | Likely) -> str:
+    return f'token_id:{x.id}' if names_ids else x.text
+
   def top(x: Scored) -> dict[str, float] | None:
     if x.logp is None:
       return None
-    found = {x.text: _logp(x.logp)} if x.top else {}
+    found = {named(x): _logp(x.logp)} if x.top else {}
     for likely in reversed(x.top):  # of equal texts the likeliest stays
-      found[likely.text] = _logp(likely.logp)
+      found[named(likely)] = _logp(likely.logp)
     return found
 
   return {
-    'tokens': [x.text for x in scored],
+    'tokens': [named(x) for x in scored],
     'token_logprobs': [
       None if x.logp is None else _logp(x.logp) for x in scored
     ],

@@ -552,9 +552,9 @@ def test_a_tokenizer_given_in_python_is_missed(tmp_path):
 
 def test_what_a_run_of_a_run_began_with(begun):
   folder, workdir = begun
-  origin = export.origin_of(str(workdir))
+  origin = build_model.origin_of(str(workdir))
   assert origin is not None and origin.folder == folder
-  assert export.origin_of('') is None
+  assert build_model.origin_of('') is None
 
 
 def test_a_model_of_ones_own_has_no_folder(tmp_path):

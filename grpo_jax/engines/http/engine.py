@@ -87,8 +87,7 @@ class HttpEngine:
     Raises:
       Away: No server has taken them.
     """
-    # Never a name of before: servers would draw by what it meant then.
-    policy = f'{self._run}-{version}-{len(self._named)}'
+    policy = f'{self._run}-{version}'
     self._named[policy] = version
 
     async def bring(opened, server):
@@ -323,13 +322,16 @@ class HttpEngine:
     self, opened: Any, server: servers_lib.Server, policy: str, folder: str
   ) -> None:
     """Tells a server of a policy, and lets it forget older ones."""
+    has = server.has or ()
+    if policy in (has if self._adapters else has[-1:]):
+      return
     if not self._adapters:
       calls = self._dialect.load_weights(policy, folder)
     else:
       calls = self._dialect.load_adapter(policy, folder)
     for call in calls:
       await self._servers.ask(opened, server, call)
-    known = *(one for one in server.has or () if one != policy), policy
+    known = *(one for one in has if one != policy), policy
     for old in known[:-_KEPT] if self._adapters else ():
       for call in self._dialect.unload_adapter(old):
         await self._servers.ask(opened, server, call)

@@ -160,11 +160,8 @@ class Servers:
       why += f'; start it with {call.needs}'
     if error.status in (401, 403):
       name = self._client.api_key_env
-      why += (
-        f'; it was sent the key of {name}'
-        if name
-        else ('; it was sent no key, give api_key_env')
-      )
+      sent = f'the key of {name}' if name else 'no key'
+      why += f'; it was sent {sent}, see config.engine.key_env'
     return why
 
   def run(self, do: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

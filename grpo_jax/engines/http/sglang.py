@@ -42,8 +42,8 @@ class Sglang:
           'top_k': -1,
           'stop': [*sampling.stop_strings],
           'stop_token_ids': [*sampling.eos_ids],
-          # Not without its own end tokens: ours would not count either.
-          'ignore_eos': False,
+          # Without its own end tokens ours would not count either.
+          'ignore_eos': not sampling.eos_ids,
           'no_stop_trim': True,
           'skip_special_tokens': False,
         },
@@ -136,7 +136,7 @@ class Sglang:
     return Call('/health')
 
   def _adapter(self, policy: str) -> dict[str, str]:
-    return {'lora_path': policy} if self._adapters else {}
+    return {'lora_path': policy} if self._adapters and policy else {}
 
 
 def _by_id(entries: Any) -> tuple[list[Any], list[Any]]:

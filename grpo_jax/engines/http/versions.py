@@ -38,17 +38,16 @@ class Versions:
     self._keeps, self._own = keeps, secrets.token_hex(4)
     self._params: dict[int, Any] = {}
     self._paths: dict[int, pathlib.Path] = {}
-    self._replaced: list[pathlib.Path] = []
-    self._count = 0
     self._lock = threading.Lock()
 
   def publish(self, params: Any, version: int) -> None:
-    """See `Weights`.
+    """See `Weights`; a version that is there is not written again.
 
     Raises:
       OSError: The folder cannot be written.
     """
-    self._make(params, version)
+    if version not in self._paths:
+      self._make(params, version)
     if self._keeps:
       with self._lock:
         self._params[version] = jax.tree.map(jnp.copy, params)
@@ -63,8 +62,7 @@ class Versions:
     with self._lock:
       newest = max(self._paths, default=-1)
       kept = {*needed, newest}
-      old, self._replaced = self._replaced, []
-      old += [
+      old = [
         path for version, path in self._paths.items() if version not in kept
       ]
       for known in (self._paths, self._params):
@@ -89,24 +87,21 @@ class Versions:
   def close(self) -> None:
     """Removes all folders."""
     with self._lock:
-      paths = [*self._paths.values(), *self._replaced]
-      self._paths, self._params, self._replaced = {}, {}, []
+      paths, self._paths = [*self._paths.values()], {}
+      self._params = {}
     for path in paths:
       shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
       self._folder.rmdir()
 
   def _make(self, params: Any, version: int) -> None:
-    """Writes a folder, all or nothing.
-
-    Each has a path of its own, because servers do not read one path twice.
-    """
-    self._count += 1
-    path = self._folder / f'{self._own}-{version}-{self._count}'
+    """Writes a folder, all or nothing."""
+    path = self._folder / f'{self._own}-{version}'
     beside = path.with_name(path.name + '.tmp')
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       self._write(beside, params)
+      shutil.rmtree(path, ignore_errors=True)
       beside.rename(path)
     except OSError as error:
       raise OSError(
@@ -116,6 +111,4 @@ class Versions:
     finally:
       shutil.rmtree(beside, ignore_errors=True)
     with self._lock:
-      if version in self._paths:
-        self._replaced.append(self._paths[version])
       self._paths[version] = path

@@ -152,4 +152,4 @@ class Vllm:
     return Call('/health')
 
   def _named(self, policy: str) -> str:
-    return policy if self._adapters else self._model
+    return policy if self._adapters and policy else self._model

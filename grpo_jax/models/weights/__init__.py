@@ -6,7 +6,8 @@
 - `load` puts its weights onto the devices, one tensor at a time;
 - `save` writes a model as a Hugging Face folder, its adapters added to their
   weights;
-- `save_adapter` writes adapters alone, as a folder for `peft`;
+- `save_adapter` writes adapters alone, as a folder for `peft`, and
+  `load_adapter` reads them;
 - `classifier` opens a reward model: a model with a score for every text in the
   place of its output layer.
 
@@ -29,6 +30,7 @@ Example:
     params = weights.load(source, model.config, place)
 """
 
+from grpo_jax.models.weights.adapters import load_adapter
 from grpo_jax.models.weights.config_json import config_from_huggingface
 from grpo_jax.models.weights.config_json import config_to_huggingface
 from grpo_jax.models.weights.families import written_as
@@ -47,6 +49,7 @@ __all__ = (
   'config_from_huggingface',
   'config_to_huggingface',
   'load',
+  'load_adapter',
   'save',
   'save_adapter',
   'source',

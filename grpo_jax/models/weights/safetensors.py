@@ -89,7 +89,7 @@ class Safetensors:
     """
     self.tensors: dict[str, Stored] = {}
     for path in _files(folder):
-      with _open(path) as file:
+      with opened(path) as file:
         for name in file.keys():
           part = file.get_slice(name)
           if part.get_dtype() not in READ:
@@ -111,7 +111,7 @@ class Safetensors:
     # it is closed: so it is opened anew for every piece.
     def piece(start: int) -> np.ndarray:
       part = (slice(start, min(start + step, end)), *columns)
-      with _open(stored.where) as file:
+      with opened(stored.where) as file:
         return file.get_slice(stored.name)[part]
 
     if end - first <= step:
@@ -167,7 +167,7 @@ def refuse_pickle(path: pathlib.Path) -> None:
     )
 
 
-def _open(path: pathlib.Path) -> Any:
+def opened(path: pathlib.Path) -> Any:
   """Opens a file, with a sentence where that fails."""
   import safetensors
 

@@ -38,6 +38,7 @@ from grpo_jax.rollouts import turn_fields
 from grpo_jax.run.build import batch_fields as build_fields
 from grpo_jax.run.build import compiled_programs
 from grpo_jax.run.build import data as build_data
+from grpo_jax.run.build import engine as build_engine
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import learner as build_learner
 from grpo_jax.run.build import limits
@@ -409,6 +410,8 @@ def _model_and_engine(
   limits.check_model(config, model.config, mesh)
   if trains:
     limits.check_memory(config, model, mesh)
+  if trains and config.engine.kind == 'http':
+    return model, build_engine.http_engine(config, model, mesh)
   shared = not config.generator.devices
   alone = shared and mesh.size == 1 and sharding.platform(mesh) == 'cpu'
   cores = joining.own_cores() if alone else 1

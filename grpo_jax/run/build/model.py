@@ -24,6 +24,7 @@ from grpo_jax import data
 from grpo_jax import models
 from grpo_jax.config import importing
 from grpo_jax.config import plain_text
+from grpo_jax.data import hub
 from grpo_jax.mesh import random_keys
 from grpo_jax.mesh import sharding
 from grpo_jax.models import foreign
@@ -316,6 +317,36 @@ class Parameters(NamedTuple):
 
   trained: Any
   frozen: Any  # None if every parameter is trained
+
+
+def adapter_base(path: str, origin: weights.Source | None) -> dict[str, Any]:
+  """What `weights.save_adapter` is told of the model that a run began with."""
+  base, revision = _base(path)
+  named = source(path) if path else None
+  if isinstance(named, weights.Source):
+    architecture = named.architecture
+  else:  # a run has the class that it is written as, not its origin's
+    architecture = origin and weights.written_as(origin.architecture)
+  return {'base': base, 'revision': revision, 'architecture': architecture}
+
+
+def _base(path: str) -> tuple[str, str | None]:
+  """How an adapter names its base from anywhere, and its commit on the Hub."""
+  if name := hub.parse(path):
+    return name.repository, name.commit or name.revision or None
+  there = pathlib.Path(path).expanduser()
+  return str(there.resolve()) if there.exists() else path, None
+
+
+def origin_of(path: str) -> weights.Source | None:
+  """The pretrained model that a run began with, perhaps by way of other runs.
+
+  None if it all began with random weights.
+  """
+  first = first_path(path)
+  found = source(first) if first else None
+  assert not isinstance(found, RunWeights)
+  return found
 
 
 def split(model: models.Model, whole: Any) -> Parameters:

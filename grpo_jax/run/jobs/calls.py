@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import http.client
 import secrets
-import socket
 import threading
 import time
 from typing import Any
@@ -28,6 +27,7 @@ class Learner:
 
   Attributes:
     host: Its name, without the port.
+    own_host: The address of this machine from which it was reached last.
 
   Args:
     address: HOST:PORT.
@@ -46,6 +46,7 @@ class Learner:
     self.host, self._port = host.strip('[]'), int(port)
     self.address, self._signer = address, signer
     self.run = ''  # set by `hello`
+    self.own_host = ''
 
   def all(self) -> list['Learner']:
     """The processes of this learner now; each start has other addresses.
@@ -64,11 +65,6 @@ class Learner:
     found = Learner(address, self._signer)
     found.run = self.run
     return found
-
-  def own_host(self) -> str:
-    """The address of this machine from which the learner is reached."""
-    with socket.create_connection((self.host, self._port), _CALL_SECS) as one:
-      return one.getsockname()[0]
 
   def hello(self) -> dict[str, Any]:
     """What the learner tells of its run."""
@@ -106,6 +102,8 @@ class Learner:
       self.host, self._port, timeout=_CALL_SECS
     )
     try:
+      connection.connect()
+      self.own_host = connection.sock.getsockname()[0]
       connection.request(
         'POST',
         path,

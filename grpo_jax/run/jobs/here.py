@@ -184,6 +184,6 @@ def opened(
       frozen,
       hello['weights'],
       ask,
-      learner.own_host(),
+      learner.own_host,
     )
     yield Here(run, fetch, peers), about

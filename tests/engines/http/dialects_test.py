@@ -237,6 +237,19 @@ def test_sglang_is_sent_everything_that_decides():
     }
 
 
+def test_sglang_goes_on_without_end_tokens_only_if_we_have_none():
+  for ids, goes_on in (((), True), ((9,), False)):
+    asked = completion(7, protocol.Sampling(eos_ids=ids))
+    body = Sglang(True).complete(asked).body or {}
+    assert body['sampling_params']['ignore_eos'] is goes_on
+
+
+def test_no_policy_is_the_model_itself():
+  asked = completion(policy='')
+  assert (Vllm('base', True).complete(asked).body or {})['model'] == 'base'
+  assert 'lora_path' not in (Sglang(True).complete(asked).body or {})
+
+
 def test_scores_are_asked_for_at_temperature_1():
   ids = np.array([4, 5], np.int32)
   vllm = Vllm('policy', True).score(ids, 2, 'asked')

@@ -235,6 +235,17 @@ def test_a_learner_that_restarts_is_found_again():
     finish(again, one)
 
 
+def test_a_generator_knows_its_own_address_though_the_learner_has_ended():
+  """It makes a server of transfers there, a while after it was greeted."""
+  with doors.opened(desk_lib.Desk()) as address:
+    learner = calls.Learner(address, wire.Signer(doors.SECRET))
+    learner.hello()
+  assert learner.own_host == '127.0.0.1'
+  with pytest.raises(calls.Away):
+    learner.hello()
+  assert learner.own_host == '127.0.0.1'
+
+
 def test_a_learner_that_is_away_ends_it_after_a_while():
   desk = desk_lib.Desk()
   with doors.opened(desk) as address:

@@ -1,0 +1,191 @@
+"""The calls by which a learner uses this server as its engine.
+
+They are those of SGLang, and those of vLLM that OpenAI's API lacks: see
+`engines.http.sglang` and `engines.http.vllm`, which ask them. Completions by
+ids are `/v1/completions` as ever.
+"""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_jax.serving import wire
+from grpo_jax.serving.answering import Answering
+from grpo_jax.serving.app import Client
+
+Do = Callable[[Mapping[str, Any]], Awaitable[Any]]
+
+
+class EngineCalls:
+  """Answers a learner.
+
+  Args:
+    service: Draws.
+    read_model: The parameters in the folder of a model.
+    read_adapter: The parameters with the adapter in a folder.
+  """
+
+  def __init__(
+    self,
+    service: Answering,
+    read_model: Callable[[str], Any],
+    read_adapter: Callable[[str], Any],
+  ):
+    self._service, self._desk = service, service.desk
+    self._read_model, self._read_adapter = read_model, read_adapter
+    self._loaded: dict[str, str] = {}  # the folders of adapters
+
+  def routes(self) -> dict[str, Do]:
+    """What is posted where."""
+    return {
+      '/generate': self.generate,
+      '/update_weights_from_disk': self.update_weights,
+      '/load_lora_adapter': self.load_adapter,
+      '/unload_lora_adapter': self.unload_adapter,
+      '/v1/load_lora_adapter': self.load_adapter,
+      '/v1/unload_lora_adapter': self.unload_adapter,
+      '/pause': self.pause,
+      '/resume': self.resume,
+      '/collective_rpc': self.call_workers,
+      '/reset_prefix_cache': self.reset_prefix_cache,
+      '/update_weight_version': self.name_weights,
+    }
+
+  async def generate(self, body: Mapping[str, Any]) -> Any:
+    """SGLang's `/generate`, of one prompt by ids."""
+    given = body.get('sampling_params') or {}
+    most = given.get('max_new_tokens', 128)
+    first = body.get('logprob_start_len', -1)
+    policy = body.get('lora_path') or ''
+    if policy and policy not in self._desk.policies():
+      raise wire.Refused(
+        400, f'Got LoRA adapter that has never been loaded: {policy:.80}'
+      )
+    names = 'temperature', 'top_p', 'top_k', 'min_p', 'stop', 'stop_token_ids'
+    asked = {name: given[name] for name in names if name in given}
+    top = body.get('top_logprobs_num') or 0
+    completion = wire.completion(
+      {
+        **asked,
+        'prompt': body.get('input_ids'),
+        'max_tokens': max(1, most),
+        'seed': given.get('sampling_seed'),
+        'logprobs': 0,
+        'ignore_eos': bool(given.get('ignore_eos')),
+        'return_token_ids': True,
+        'model': policy,
+        **({'prompt_logprobs': top} if first == 0 else {}),
+      }
+    )
+    (answer,) = await self._service.complete(completion, Client(), None)
+    return self._sglang(answer, most, top)
+
+  def _sglang(self, answer: wire.Answer, most: int, top: int) -> Any:
+    """An answer as SGLang writes it."""
+    ids = [*answer.ids][:most]
+    kinds = {'stop': {'type': 'stop', 'matched': ids[-1] if ids else None}}
+    length = {'type': 'length', 'length': len(ids)}
+    told: dict[str, Any] = {
+      'id': 'grpo_jax',
+      'finish_reason': kinds.get(answer.finish, length) if most else length,
+      'prompt_tokens': answer.read,
+      'completion_tokens': len(ids),
+      'weight_version': answer.version,
+      'weight_versions': [
+        {'version': answer.version, 'start': 0, 'end': len(ids)}
+      ],
+      'output_token_logprobs': [
+        [x.logp, x.id, None] for x in answer.logprobs or ()
+      ],
+    }
+    if (scored := answer.prompt_logprobs) is not None:
+      told['input_token_logprobs'] = [[x.logp, x.id, None] for x in scored]
+      if top:
+        told['input_top_logprobs'] = [
+          [[y.logp, y.id, None] for y in x.top] or None for x in scored
+        ]
+    return {'text': answer.text, 'output_ids': ids, 'meta_info': told}
+
+  async def update_weights(self, body: Mapping[str, Any]) -> Any:
+    """SGLang's; what is being drawn is drawn to its end by the old ones."""
+    version = str(body.get('weight_version') or 'default')
+    await self._replace(_text(body, 'model_path'), version)
+    return {'success': True, 'message': 'The weights are new.'}
+
+  async def call_workers(self, body: Mapping[str, Any]) -> Any:
+    """vLLM's, for the method that reads weights."""
+    method = _text(body, 'method')
+    if method != 'reload_weights':
+      raise wire.Refused(
+        400, f'There is no method {method!r:.80}; give reload_weights.'
+      )
+    folder = _text(body.get('kwargs') or {}, 'weights_path')
+    await self._replace(folder, 'default')
+    return {'results': [None]}
+
+  async def _replace(self, folder: str, version: str) -> None:
+    read = lambda: self._read_model(folder)
+    await _read(self._desk.know('', read, version))
+
+  async def name_weights(self, body: Mapping[str, Any]) -> Any:
+    """vLLM's name of the version of its weights."""
+    version = _text(body, 'new_version')
+    self._desk.name_version(version)
+    return {'success': True, 'new_version': version}
+
+  async def reset_prefix_cache(self, body: Mapping[str, Any]) -> Any:
+    """Nothing that older weights have read outlives them here."""
+    del body
+    return {'success': True}
+
+  async def load_adapter(self, body: Mapping[str, Any]) -> Any:
+    """Makes an adapter known by a name."""
+    name, folder = _text(body, 'lora_name'), _text(body, 'lora_path')
+    if name in self._loaded:
+      raise wire.Refused(
+        400,
+        f"The lora adapter '{name:.80}' has already been loaded, because it is "
+        'already loaded; give another name.',
+      )
+    await _read(self._desk.know(name, lambda: self._read_adapter(folder)))
+    self._loaded[name] = folder
+    return {'success': True, 'loaded_adapters': self._loaded}
+
+  async def unload_adapter(self, body: Mapping[str, Any]) -> Any:
+    """Forgets an adapter."""
+    name = _text(body, 'lora_name')
+    if self._loaded.pop(name, None) is None:
+      raise wire.Refused(
+        404,
+        f"The lora adapter '{name:.80}' cannot be found; it does not exist.",
+      )
+    await self._desk.forget(name)
+    return {'success': True, 'loaded_adapters': self._loaded}
+
+  async def pause(self, body: Mapping[str, Any]) -> Any:
+    """New completions are refused until `resume`."""
+    del body
+    await self._desk.pause()
+    return {'status': 'paused'}
+
+  async def resume(self, body: Mapping[str, Any]) -> Any:
+    """Completions are drawn again."""
+    del body
+    self._desk.is_paused = False
+    return {'status': 'resumed'}
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+  value = body.get(name)
+  if not isinstance(value, str) or not value:
+    raise wire.Refused(400, f'{name} must be a text; it is {value!r:.80}.')
+  return value
+
+
+async def _read(wanted: Awaitable[None]) -> None:
+  """What is read from disk; its errors are told."""
+  try:
+    await wanted
+  except (ValueError, OSError) as error:
+    raise wire.Refused(400, str(error)) from error
