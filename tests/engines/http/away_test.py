@@ -125,6 +125,15 @@ def test_one_of_three_is_dead_from_the_start(tmp_path, dialect, adapters, dead):
 
 
 @rooms
+def test_four_of_five_give_nonsense(tmp_path, dialect, adapters):
+  fault = Fault(KIND[dialect], answers(200, b'nonsense'))
+  bad = [[fault] for _ in range(4)]
+  with staged(tmp_path, dialect, adapters, *bad, []) as stage:
+    stage.engine.load(7, 0)
+    engines.complete(stage, asked(), 7, 0)
+
+
+@rooms
 def test_one_of_three_dies_in_the_middle(tmp_path, dialect, adapters):
   with staged(tmp_path, dialect, adapters, [], [], []) as stage:
     stage.engine.load(7, 0)
@@ -231,7 +240,9 @@ def test_a_server_is_changed_by_one_at_a_time(tmp_path, dialect, adapters):
     ('sglang', True): ('load_lora_adapter', 'load_lora_adapter'),
     ('sglang', False): ('update_weights_from_disk',) * 2,
   }[dialect, adapters]
-  rules = [Fault(KIND[dialect], then(FakeServer.forget), [0, 9, 13])]
+  # Not while it is told: a server that starts anew then answers nothing.
+  forget = then(lambda server: server.paused or server.forget())
+  rules = [Fault(KIND[dialect], forget, [0, 9, 13])]
   if first != last:
     rules += [Fault(first, then(enter)), Fault(last, then(leave))]
   with staged(tmp_path, dialect, adapters, rules) as stage:

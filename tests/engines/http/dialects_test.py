@@ -394,6 +394,14 @@ def test_a_probability_of_1_may_be_rounded_up():
     dialects.log_probabilities([1e-3])
 
 
+def test_weights_that_drew_nothing_are_not_named():
+  values = [
+    dict(zip(('version', 'start', 'end'), one))
+    for one in (('default', 0, 0), (6, 0, 2), ('7', 2, 2), ('8', 2, 3))
+  ]
+  assert dialects.spans(values, 3) == (('6', 2), ('8', 3))
+
+
 def test_seeds_have_the_bits_of_keys():
   numbers = np.random.default_rng(0)
   keys = numbers.integers(2**32, size=(2000, 2), dtype=np.uint32)
