@@ -130,7 +130,8 @@ def test_four_of_five_give_nonsense(tmp_path, dialect, adapters):
   bad = [[fault] for _ in range(4)]
   with staged(tmp_path, dialect, adapters, *bad, []) as stage:
     stage.engine.load(7, 0)
-    engines.complete(stage, asked(), 7, 0)
+    engines.complete(stage, asked(1, 1), 7, 0)
+    assert drawn_by(stage, dialect) == [1] * 5
 
 
 @rooms
