@@ -125,6 +125,23 @@ def test_one_of_three_is_dead_from_the_start(tmp_path, dialect, adapters, dead):
 
 
 @rooms
+def test_a_server_that_failed_gets_nothing_until_the_next_version(
+  tmp_path, dialect, adapters
+):
+  fault = Fault(KIND[dialect], answers(500), range(3))
+  with staged(tmp_path, dialect, adapters, [fault], []) as stage:
+    stage.engine.load(7, 0)
+    engines.complete(stage, asked(1, 1), 7, 0)
+    assert drawn_by(stage, dialect) == [3, 1]
+    engines.complete(stage, asked(4), 7, 0)
+    assert drawn_by(stage, dialect) == [3, 9]
+    stage.engine.load(8, 1)
+    engines.complete(stage, asked(4), 8, 1)
+    assert drawn_by(stage, dialect) == [7, 13]
+    assert not stage.said
+
+
+@rooms
 def test_four_of_five_give_nonsense(tmp_path, dialect, adapters):
   fault = Fault(KIND[dialect], answers(200, b'nonsense'))
   bad = [[fault] for _ in range(4)]

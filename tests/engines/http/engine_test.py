@@ -218,6 +218,27 @@ def test_what_is_forgotten_never_comes(tmp_path, dialect, adapters):
     engines.complete(stage, asked(1), 7, 0)
 
 
+def test_who_draws_for_nobody_gets_the_next(tmp_path):
+  (gone,), (other,) = asked(1, 3), asked(1, 2)
+  with staged(tmp_path, 'vllm', False, [], []) as stage:
+    stage.engine.load(7, 0)
+    for server in stage.servers:
+      server.hold()
+    number = stage.engine.submit(gone)
+    stage.engine.submit(other)
+    with contextlib.closing(stage.engine.completed()) as turns:
+      next(turns)
+      stage.engine.forget(number)
+      next(turns)
+      stage.engine.submit(asked(1, 1)[0])
+      next(turns)
+      stage.servers[0].wait(lambda server: server.waiting == 1)
+      assert drawn_by(stage, 'vllm') == [4, 2]
+      for server in stage.servers:
+        server.release()
+      assert len(turns_until(turns, 3)) == 3
+
+
 def test_an_error_of_what_is_forgotten_is_nobodys(tmp_path, monkeypatch):
   fault = Fault('generate', lambda *_: fake_server.Reply(401))
   with staged(tmp_path, 'sglang', True, [fault]) as stage:
