@@ -134,8 +134,7 @@ def test_who_leaves_gives_up_what_is_drawn(tmp_path, dialect, adapters):
     stage.engine.load(7, 0)
     for server in stage.servers:
       server.hold()
-    stage.engine.submit(asked(1, 8)[0])
-    stage.engine.submit(asked(1, 8)[0])
+    stage.engine.submit(asked(1, 9)[0])
     turns = stage.engine.completed()
     next(turns)
     stage.servers[0].wait(lambda server: server.waiting == 8)  # as allowed
