@@ -104,6 +104,7 @@ def test_one_of_two_servers_cannot_load(tmp_path, row, dialect, adapters):
   ) as stage:
     stage.engine.load(5, 0)
     engines.complete(stage, asked(), 5, 0)
+    assert not stage.servers[1].bodies(KIND[dialect])
     (said,) = stage.said
     assert said.startswith('Version 0 goes on without a server')
     assert stage.servers[1].url in said and re.search(
