@@ -28,11 +28,13 @@ class NotAnswered(Exception):
   Args:
     reason: Why not.
     status: Of HTTP; None: nobody has answered.
+    said: What the server has said beside it. It may count its requests, say,
+      and reasons should be the same as often as they are.
   """
 
-  def __init__(self, reason: str, status: int | None = None):
+  def __init__(self, reason: str, status: int | None = None, said: str = ''):
     super().__init__(reason)
-    self.status = status
+    self.status, self.said = status, said
 
 
 class _TryAgain(Exception):
@@ -41,6 +43,7 @@ class _TryAgain(Exception):
   Args:
     reason: Why not.
     status: See `NotAnswered`.
+    said: See `NotAnswered`.
     wait_secs: How long the server asks to wait; None: it does not say.
   """
 
@@ -48,10 +51,12 @@ class _TryAgain(Exception):
     self,
     reason: str,
     status: int | None = None,
+    said: str = '',
     wait_secs: float | None = None,
   ):
     super().__init__(reason)
-    self.reason, self.status, self.wait_secs = reason, status, wait_secs
+    self.reason, self.status, self.said = reason, status, said
+    self.wait_secs = wait_secs
 
 
 class Limits:
@@ -178,6 +183,7 @@ class Client:
           return await self._ask_once(opened, url, data)
       except _TryAgain as error:
         reason, status, wait = error.reason, error.status, error.wait_secs
+        said = error.said
       if attempt == self.retries:
         break
       backoff = min(self.backoff_secs * 2.0**attempt, self.longest_wait_secs)
@@ -185,11 +191,11 @@ class Client:
       if wait is not None:
         if wait > self.longest_wait_secs:
           text = f'{reason}, to be asked again in {wait:.0f} s'
-          raise NotAnswered(text, status)
+          raise NotAnswered(text, status, said)
         # For everybody, because the limit that was met is everybody's.
         self.limits.pause(wait)
       await _sleep(backoff)
-    raise NotAnswered(f'{reason}, {self.retries + 1} times', status)
+    raise NotAnswered(f'{reason}, {self.retries + 1} times', status, said)
 
   async def _ask_once(self, opened: Any, url: str, data: bytes | None) -> bytes:
     """The answer to one request."""
@@ -220,8 +226,7 @@ class Client:
     reason = f'HTTP {status}: {said}' if said else f'HTTP {status}'
     if status in (408, 429) or status >= 500:
       wait = _wait_secs(response.headers.get('Retry-After'))
-      # The words of the server may count its requests, say.
-      raise _TryAgain(f'HTTP {status}', status, wait)
+      raise _TryAgain(f'HTTP {status}', status, said, wait)
     raise NotAnswered(reason, status)
 
   def _import_httpx(self) -> Any:

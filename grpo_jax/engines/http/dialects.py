@@ -13,7 +13,6 @@ https://docs.sglang.io/docs/advanced_features/sglang_for_rl.html.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import math
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
@@ -77,12 +76,14 @@ class Call(NamedTuple):
     body: Posted as JSON; None: the request is a GET.
     fine: Words of an error that is none: what was asked for is so already.
     wanted: A field of the answer that must be true; '': there is none.
+    needs: With what a server must be started that knows the path; '': any does.
   """
 
   path: str
   body: Mapping[str, Any] | None = None
   fine: str = ''
   wanted: str = ''
+  needs: str = ''
 
 
 class Dialect(Protocol):
@@ -176,7 +177,8 @@ def field(answer: Any, *path: str | int) -> Any:
       found = found[one]
     except (KeyError, IndexError, TypeError):
       where = '.'.join(map(str, path))
-      raise Unusable(f'an answer without {where}') from None
+      shown = f', but with {answer!r:.80}' if isinstance(answer, str) else ''
+      raise Unusable(f'an answer without {where}{shown}') from None
   return found
 
 
@@ -189,11 +191,7 @@ def tokens(
     Unusable: They are no such lists, not as long as each other, longer than
       what was asked for, or no log-probabilities.
   """
-  whole = isinstance(ids, list) and all(
-    isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31
-    for x in ids
-  )
-  if not whole or not ids:
+  if not isinstance(ids, list) or not ids or not all(map(is_id, ids)):
     raise Unusable('an answer without ids of tokens')
   if len(ids) > asked.limit:
     raise Unusable(
@@ -205,23 +203,39 @@ def tokens(
   return np.array(ids, np.int32), log_probabilities(logp)
 
 
+def is_id(value: Any) -> bool:
+  """Whether a value may be the id of a token."""
+  return type(value) is int and 0 <= value < 2**31  # no bool
+
+
 def log_probabilities(values: Sequence[Any]) -> np.ndarray:
   """f32[t]; raises `Unusable` for what is none."""
   for value in values:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     # What is impossible is said to have -9999 or less: JSON has no infinity.
-    if not number or math.isnan(value) or not _LEAST < value < 1e-3:
+    # Compared first: not every integer is a float.
+    if not number or not _LEAST < value < 1e-3:
       raise Unusable(f'{value!r:.40} as the log-probability of a token')
   return np.minimum(np.array(values, np.float32), 0)
 
 
-def end(ids: np.ndarray, is_cut: bool, asked: Completion) -> int:
+def end(ids: np.ndarray, is_cut: bool, by: Any, asked: Completion) -> int:
   """How a completion has finished.
 
+  Args:
+    ids: Of the completion.
+    is_cut: Whether the server says that it is as long as it may be.
+    by: What has ended it, as the server says: maybe a stop string.
+    asked: What was asked for.
+
   Raises:
-    Unusable: It has stopped for no reason that is known.
+    Unusable: It has stopped for no reason that is known, or has not where it
+      should have.
   """
-  if int(ids[-1]) in asked.sampling.eos_ids:
+  ends = np.isin(ids, asked.sampling.eos_ids)
+  if ends[:-1].any():
+    raise Unusable('a completion that goes on behind an end token')
+  if ends[-1]:
     return protocol.ENDED
   if is_cut:
     if len(ids) < asked.limit:
@@ -230,7 +244,7 @@ def end(ids: np.ndarray, is_cut: bool, asked: Completion) -> int:
         'for; give the server a longer context'
       )
     return protocol.TRUNCATED
-  if asked.sampling.stop_strings:
+  if isinstance(by, str) and by in asked.sampling.stop_strings:
     return protocol.STOPPED
   raise Unusable(
     f'a completion that ends with the id {int(ids[-1])}, which is no end token'
@@ -255,9 +269,12 @@ def spans(values: Any, number: int) -> tuple[tuple[str, int], ...]:
   found, begin = [], 0
   for one in values:
     name, start, end = (field(one, x) for x in ('version', 'start', 'end'))
-    if start != begin or not isinstance(end, int) or end < begin:
-      raise Unusable(f'versions of the weights that do not join at {start!r}')
-    found.append((str(name), end))
+    if start != begin or type(end) is not int or end < begin:
+      raise Unusable(
+        f'versions of the weights that do not join at {start!r:.40}'
+      )
+    if end > begin:
+      found.append((str(name), end))
     begin = end
   if begin != number:
     raise Unusable(f'versions of the weights of {begin} of {number} tokens')

@@ -6,9 +6,12 @@ seed that has the bits of its key, so what is drawn does not depend on which
 server draws it, nor on how often it is asked for.
 """
 
+import asyncio
 from collections.abc import Callable
+from collections.abc import Coroutine
 from collections.abc import Generator
 from collections.abc import Sequence
+from concurrent.futures import Future
 import dataclasses
 import queue
 import secrets
@@ -61,7 +64,7 @@ class HttpEngine:
     self.versions = versions
     self._servers, self._dialect, self._adapters = servers, dialect, adapters
     self._say, self._run = say, secrets.token_hex(4)
-    self._folder, self._version = '', -1
+    self._newest = '', ''  # the policy to draw by, and its folder
     self._named: dict[str, int] = {}  # the versions of policies
     self._waiting: list[_Waiting] = []
     self._homes: dict[int, servers_lib.Server] = {}
@@ -84,20 +87,23 @@ class HttpEngine:
     Raises:
       Away: No server has taken them.
     """
-    self._folder, self._version = params, version
-    self._named[self._policy] = version
+    policy = f'{self._run}-{version}'
+    self._named[policy] = version
+
+    async def bring(opened, server):
+      try:
+        async with server.alone():
+          await self._bring(opened, server, policy, params)
+      except (http_client.NotAnswered, dialects.Unusable) as error:
+        server.lose(str(error), server.has)
+        return f'{server.url}: {error}'
 
     async def bring_to_all(opened):
-      errors = []
-      for server in self._servers.every:
-        try:
-          await self._bring(opened, server)
-        except (http_client.NotAnswered, dialects.Unusable) as error:
-          errors.append(f'{server.url} answers {error}')
-          server.has = None
-      return errors
+      every = [bring(opened, server) for server in self._servers.every]
+      return [error for error in await asyncio.gather(*every) if error]
 
     errors = self._servers.run(bring_to_all)
+    self._newest = policy, params
     if len(errors) == len(self._servers.every):
       raise servers_lib.Away(
         f'No server has taken version {version}: {"; ".join(errors)}. See that '
@@ -114,7 +120,7 @@ class HttpEngine:
     number, self._count = self._count, self._count + 1
     before = request.follows and self._homes.get(request.follows[0])
     home = before or self._servers.least()
-    home.load += len(request.keys)
+    home.drawing |= {(number, n) for n in range(len(request.keys))}
     if request.calls:
       self._homes[number] = home
     self._waiting.append(_Waiting(number, request, home))
@@ -134,30 +140,43 @@ class HttpEngine:
       Away: No server draws.
     """
     del every_tokens
-    if not self._folder:
+    if not self._named:
       raise ValueError('An engine has no parameters before `load`.')
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
     left: dict[int, int] = {}  # completions that have not come, by request
+    started: dict[int, tuple[servers_lib.Server, list[Future]]] = {}
     try:
       with self._servers.opened() as start:
         while self._waiting or left:
           for one in self._waiting:
-            left[one.number] = len(one.request.keys)
-            for number in range(len(one.request.keys)):
-              self._start(start, one, number, found.put)
+            count = len(one.request.keys)
+            left[one.number] = count
+            started[one.number] = (
+              one.home,
+              [self._start(start, one, n, found.put) for n in range(count)],
+            )
           self._waiting = []
-          turn = [x for x in _heard(found) if x.request in left]
-          for one in turn:
-            left[one.request] -= 1
-          for number in [
-            n for n in left if n in self._forgotten or not left[n]
-          ]:
+          turn = []
+          for number in [n for n in left if n in self._forgotten]:
             del left[number]
+            home, its = started.pop(number)
+            for n, one in enumerate(its):
+              one.cancel()
+              home.drawing.discard((number, n))
+          for number, one in _heard(found):
+            if number not in left:
+              continue
+            if isinstance(one, BaseException):
+              raise one
+            turn.append(one)
+            left[number] -= 1
+            if not left[number]:
+              del left[number], started[number]
           yield turn
     finally:
       self._waiting, self._forgotten = [], set()
       for server in self._servers.every:
-        server.load = 0
+        server.drawing.clear()
 
   def _start(
     self,
@@ -165,58 +184,75 @@ class HttpEngine:
     waiting: _Waiting,
     number: int,
     tell: Callable[[Any], None],
-  ) -> None:
-    """Asks for a completion."""
-    policy = self._policy
+  ) -> Future:
+    """Asks for a completion; what is told has the number of its request."""
+    request, home = waiting.request, waiting.home
+
+    def draw(opened, server):
+      return self._drawn(opened, server, request, number)
 
     async def ask(opened):
-      try:
-        return await self._sampled(opened, waiting, number, policy)
-      finally:
-        waiting.home.load -= 1
+      drawn = await self._by_any(opened, draw, request.name, home)
+      return self._sampled(waiting.number, number, drawn)
 
-    start(ask, tell)
+    def end(one):
+      home.drawing.discard((waiting.number, number))
+      tell((waiting.number, one))
 
-  async def _sampled(
-    self, opened: Any, waiting: _Waiting, number: int, policy: str
-  ) -> protocol.Sampled:
-    """One completion, by the first server that draws it."""
-    request = waiting.request
-    asked = dialects.Completion(
-      request.ids,
-      dialects.key_to_seed(request.keys[number]),
-      request.limit,
-      request.sampling,
-      policy,
-    )
-    tried: list[servers_lib.Server] = []
-    errors: list[str] = []
-    server, tries = waiting.home, 0
+    return start(ask, end)
+
+  async def _by_any(
+    self,
+    opened: Any,
+    do: Callable[[Any, servers_lib.Server], Coroutine[Any, Any, Any]],
+    name: str,
+    home: servers_lib.Server,
+  ) -> Any:
+    """What the first server gives that does as it must.
+
+    Args:
+      opened: As of `Servers.ask`.
+      do: Asks a server.
+      name: What is asked for.
+      home: Is asked first.
+
+    Raises:
+      Away: None does.
+    """
+    server, errors = home, {}
+    out: list[servers_lib.Server] = []  # they are not asked again
+    failed: list[servers_lib.Server] = []
+    most = max(_TRIES, len(self._servers.every))
     while True:
       try:
-        drawn = await self._drawn(opened, server, asked)
-        break
+        return await do(opened, server)
       except dialects.Unusable as error:
-        errors.append(f'{server.url} gives {error}')
-        tries += 1
+        errors[f'{server.url}: {error}'] = None
       except http_client.NotAnswered as error:
-        errors.append(f'{server.url} answers {error}')
-        if error.status is not None and error.status < 500:
-          server.has = None  # it may have forgotten the policy
-          tries += 1
-        else:
-          tried.append(server)
+        errors[f'{server.url}: {error}'] = None
+        if not self._forgets(error):
+          out.append(server)
+      failed.append(server)
       try:
-        if tries == _TRIES:
+        server = self._servers.least(out, failed)
+        if len(failed) == most:
           raise servers_lib.Away
-        server = self._servers.least(tried)
       except servers_lib.Away:
-        said = '; '.join(dict.fromkeys(errors))
         raise servers_lib.Away(
-          f'No server completes {request.name}: {said}.'
+          f'No server completes {name}: {"; ".join(errors)}. See that they '
+          'run, and what they write of it.'
         ) from None
+
+  def _forgets(self, error: http_client.NotAnswered) -> bool:
+    """Whether a server that refuses may just not know the policy."""
+    return self._adapters and error.status in (400, 404)
+
+  def _sampled(
+    self, request: int, number: int, drawn: dialects.Drawn
+  ) -> protocol.Sampled:
+    """What has been drawn, as the protocol has it."""
     return protocol.Sampled(
-      waiting.number,
+      request,
       number,
       drawn.ids,
       drawn.logp,
@@ -226,27 +262,40 @@ class HttpEngine:
     )
 
   async def _drawn(
-    self, opened: Any, server: servers_lib.Server, asked: dialects.Completion
+    self,
+    opened: Any,
+    server: servers_lib.Server,
+    request: protocol.Request,
+    number: int,
   ) -> dialects.Drawn:
-    """A completion by one server, which is told of the policy if need be.
+    """A completion by one server, by the policy that is the newest by then.
 
     Raises:
       http_client.NotAnswered: It does not answer, or refuses.
       Unusable: By its answer, or it is of another policy.
     """
-    if server.has is None:
-      await self._bring(opened, server)
-    call = self._dialect.complete(asked)
-    answer = await self._servers.ask(opened, server, call)
+    await self._bring_back(opened, server)
+    asked = dialects.Completion(
+      request.ids,
+      dialects.key_to_seed(request.keys[number]),
+      request.limit,
+      request.sampling,
+      self._newest[0],
+    )
+    call, known = self._dialect.complete(asked), server.has
+    try:
+      answer = await self._servers.ask(opened, server, call)
+    except http_client.NotAnswered as error:
+      if self._forgets(error):
+        server.lose(str(error), known)
+      raise
     drawn = self._dialect.drawn(answer, asked)
     oldest = self._named[asked.policy]
     for policy, _ in drawn.spans:
       if self._named.get(policy, -1) < oldest:
-        server.has = None  # it has other weights than it was told of
-        raise dialects.Unusable(
-          f'a completion by {policy!r:.60}, though {asked.policy!r} was asked '
-          'for'
-        )
+        why = f'a completion by {policy!r:.60} in place of {asked.policy!r}'
+        server.lose(why, known)  # it has other weights than it was told of
+        raise dialects.Unusable(why)
     return drawn
 
   def _versions_of(self, drawn: dialects.Drawn) -> np.ndarray:
@@ -256,15 +305,25 @@ class HttpEngine:
       found[begin:end], begin = self._named[policy], end
     return found
 
-  @property
-  def _policy(self) -> str:
-    """By which name the servers know the policy."""
-    return f'{self._run}-{self._version}'
+  async def _bring_back(self, opened: Any, server: servers_lib.Server) -> None:
+    """Tells a server of the policy, if it has been away; one task does it.
 
-  async def _bring(self, opened: Any, server: servers_lib.Server) -> None:
-    """Tells a server of the policy, and lets it forget older ones."""
-    policy, folder = self._policy, self._folder
-    if server.has is not None and policy in server.has:
+    Raises:
+      http_client.NotAnswered: It is still away.
+      Unusable: It has not taken the policy.
+    """
+    async with server.alone() as waited:
+      if server.has is None and waited:
+        raise http_client.NotAnswered(server.why)
+      if server.has is None:
+        await self._bring(opened, server, *self._newest)
+
+  async def _bring(
+    self, opened: Any, server: servers_lib.Server, policy: str, folder: str
+  ) -> None:
+    """Tells a server of a policy, and lets it forget older ones."""
+    has = server.has or ()
+    if policy in (has if self._adapters else has[-1:]):
       return
     if not self._adapters:
       calls = self._dialect.load_weights(policy, folder)
@@ -272,51 +331,51 @@ class HttpEngine:
       calls = self._dialect.load_adapter(policy, folder)
     for call in calls:
       await self._servers.ask(opened, server, call)
-    known = {*(server.has or ()), policy}
-    for old in sorted(known, key=self._named.__getitem__)[:-_KEPT]:
-      if self._adapters:
-        for call in self._dialect.unload_adapter(old):
-          await self._servers.ask(opened, server, call)
-      known.discard(old)
-    server.has = known
+    known = *(one for one in has if one != policy), policy
+    for old in known[:-_KEPT] if self._adapters else ():
+      for call in self._dialect.unload_adapter(old):
+        await self._servers.ask(opened, server, call)
+    server.has = known[-_KEPT:]
 
   def score(
     self, texts: Sequence[Sequence[int]], top: int = 0
   ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The log-probabilities of known tokens; see `Dialect.scored`."""
-    policy = self._policy
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with self._servers.opened() as start:
-      for number, ids in enumerate(texts):
+    """The log-probabilities of known tokens; see `Dialect.scored`.
 
-        async def ask(opened, number=number, ids=ids):
-          server = self._servers.least()
-          call = self._dialect.score(ids, top, policy)
-          answer = await self._servers.ask(opened, server, call)
-          return number, self._dialect.scored(answer, ids, top)
+    Raises:
+      Away: No server gives them.
+    """
+    every, policy = self._servers.every, self._newest[0]
 
-        start(ask, found.put)
-      scored = dict(_one(found) for _ in texts)
-    return [scored[number] for number in range(len(texts))]
+    async def score_by(opened, server, ids):
+      if policy:
+        await self._bring_back(opened, server)
+      call = self._dialect.score(ids, top, policy)
+      answer = await self._servers.ask(opened, server, call)
+      return self._dialect.scored(answer, ids, top)
+
+    async def score_all(opened):
+      return await asyncio.gather(
+        *(
+          self._by_any(
+            opened,
+            lambda opened, server, ids=ids: score_by(opened, server, ids),
+            'the scores of a text',
+            every[number % len(every)],
+          )
+          for number, ids in enumerate(texts)
+        )
+      )
+
+    return self._servers.run(score_all)
 
 
-def _one(found: queue.SimpleQueue[Any]) -> Any:
-  """The next that has come; raises it if it is an error."""
-  one = found.get()
-  if isinstance(one, BaseException):
-    raise one
-  return one
-
-
-def _heard(found: queue.SimpleQueue[Any]) -> list[protocol.Sampled]:
+def _heard(found: queue.SimpleQueue[Any]) -> list[Any]:
   """What has come; waits for a while if nothing has."""
-  turn: list[protocol.Sampled] = []
+  turn = []
   try:
-    one = found.get(timeout=_TURN_SECS)
+    turn.append(found.get(timeout=_TURN_SECS))
     while True:
-      if isinstance(one, BaseException):
-        raise one
-      turn.append(one)
-      one = found.get_nowait()
+      turn.append(found.get_nowait())
   except queue.Empty:
     return turn

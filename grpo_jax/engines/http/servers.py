@@ -1,10 +1,12 @@
 """Asks servers of one policy, from a thread that has no event loop."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Coroutine
 from collections.abc import Iterator
 from collections.abc import Sequence
+from concurrent.futures import Future
 import contextlib
 import json
 import queue
@@ -17,7 +19,13 @@ from grpo_jax.engines.http.dialects import Call
 from grpo_jax.engines.http.dialects import Unusable
 
 _END_SECS = 10.0
+_LOOK_SECS = 0.01  # between two looks at a server that is being changed
+_AGAIN_SECS = 0.5  # before a server is asked again for what it could not do
+_AGAIN = 4  # times, at most
 _SHOWN = 200  # characters of a server's words in a message
+
+
+_sleep = asyncio.sleep
 
 
 class Away(OSError):
@@ -29,14 +37,46 @@ class Server:
 
   Attributes:
     url: Where it is.
-    load: How many completions are drawn there, or are to be.
-    has: The policies that it has been told of; None: nobody knows, because it
-      has been away.
+    drawing: The requests and numbers of completions that are drawn there, or
+      are to be.
+    has: The policies that it has been told of, in order; None: nobody knows,
+      because it has been away.
+    why: It has been away.
   """
 
   def __init__(self, url: str):
-    self.url, self.load = url.rstrip('/'), 0
-    self.has: set[str] | None = set()
+    self.url = url.rstrip('/')
+    self.drawing: set[tuple[int, int]] = set()
+    self.has: tuple[str, ...] | None = ()
+    self.why = ''
+    self._changing = threading.Lock()
+
+  def lose(self, why: str, known: tuple[str, ...] | None) -> None:
+    """Says that it must be told of its policy again.
+
+    Args:
+      why: It must.
+      known: What it had when it was asked. If somebody has told it since, there
+        is nothing to be done.
+    """
+    if self.has is known:
+      self.has, self.why = None, why
+
+  @contextlib.asynccontextmanager
+  async def alone(self) -> AsyncIterator[bool]:
+    """In it nobody else changes what the server draws by.
+
+    Yields:
+      Whether somebody just has. Event loops of several threads may wait.
+    """
+    waited = False
+    while not self._changing.acquire(blocking=False):
+      waited = True
+      await _sleep(_LOOK_SECS)
+    try:
+      yield waited
+    finally:
+      self._changing.release()
 
 
 class Servers:
@@ -55,45 +95,74 @@ class Servers:
     self._client, self._concurrency = client, concurrency
     client.key()  # at the start, and not after a rollout
 
-  def least(self, but: Sequence[Server] = ()) -> Server:
+  def least(
+    self, but: Sequence[Server] = (), failed: Sequence[Server] = ()
+  ) -> Server:
     """The server with the fewest completions.
 
     Args:
-      but: Those that have been tried.
+      but: Those that are not to be asked.
+      failed: Those that have failed before, as often; others come first.
 
     Raises:
-      Away: All have been.
+      Away: There is none.
     """
     left = [one for one in self.every if one not in but]
     if not left:
       raise Away
     # One that was away comes last: it must be told of its policy first.
-    return min(left, key=lambda one: (one.has is None, one.load))
+    return min(
+      left,
+      key=lambda one: (
+        failed.count(one), one.has is None, len(one.drawing)
+      ),
+    )  # fmt: skip
 
   async def ask(self, opened: Any, server: Server, call: Call) -> Any:
-    """What a server answers, as JSON says it.
+    """What a server answers, as JSON says it, or else its text.
 
     Raises:
       http_client.NotAnswered: It does not answer, or refuses.
-      Unusable: The answer says that it was not done.
+      Unusable: The answer is too long, or says that it was not done.
     """
-    url = server.url + call.path
-    try:
-      answer = await self._client.ask(opened, url, call.body)
-    except http_client.NotAnswered as error:
-      if call.fine and call.fine in str(error):
-        return None
-      if error.status is None or error.status >= 500:
-        server.has = None
-      raise
-    try:
-      found = json.loads(answer)
-    except (ValueError, RecursionError):
-      found = None  # as a sentence, or nothing, says that all is well
-    if call.wanted and dialects.field(found, call.wanted) is not True:
+    url, said, known = server.url + call.path, '', server.has
+    most = _AGAIN if call.wanted else 1
+    for attempt in range(most):
+      if attempt:
+        await _sleep(_AGAIN_SECS)
+      try:
+        answer = await self._client.ask(opened, url, call.body)
+      except http_client.NotAnswered as error:
+        if call.fine and call.fine in str(error):
+          return None
+        if error.status == 400 and attempt < most - 1:
+          continue  # a cache is not emptied while something is drawn, say
+        why = self._explain(error, call)
+        if error.status is None or error.status >= 500:
+          server.lose(why, known)
+        if error.status == 200:
+          raise Unusable(why) from None
+        raise http_client.NotAnswered(why, error.status) from None
+      try:
+        found = json.loads(answer)
+      except (ValueError, RecursionError):
+        found = answer.decode(errors='replace')
+      if not call.wanted or dialects.field(found, call.wanted) is True:
+        return found
       said = answer[:_SHOWN].decode(errors='replace')
-      raise Unusable(f'{call.path} without {call.wanted}: {said}')
-    return found
+    raise Unusable(f'no {call.wanted}, to {call.path}: {said}')
+
+  def _explain(self, error: http_client.NotAnswered, call: Call) -> str:
+    """Why there is no answer, and what to do if it is known."""
+    why = f'{error}, to {call.path}'
+    why += f': {error.said}' if error.said else ''
+    if call.needs and error.status == 404 and '"detail"' in why:
+      why += f'; start it with {call.needs}'
+    if error.status in (401, 403):
+      name = self._client.api_key_env
+      sent = f'the key of {name}' if name else 'no key'
+      why += f'; it was sent {sent}, see config.engine.key_env'
+    return why
 
   def run(self, do: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
     """What a coroutine returns; it gets what `ask` needs."""
@@ -106,21 +175,20 @@ class Servers:
     return result
 
   @contextlib.contextmanager
-  def opened(self) -> Iterator[Callable[[Any, Callable[[Any], None]], None]]:
+  def opened(self) -> Iterator[Callable[[Any, Callable[[Any], None]], Future]]:
     """In it an event loop runs in a thread of its own.
 
     Yields:
-      Starts a coroutine of what `ask` needs there, and calls a function in that
-      thread with what it returns, or with the error that it raises. What has
-      not ended when the context does is cancelled: servers then hear that
-      nobody waits.
+      Starts a coroutine of what `ask` needs there, calls a function in that
+      thread with what it returns or with the error that it raises, and returns
+      what cancels it. What has not ended when the context does is cancelled
+      too: servers then hear that nobody waits.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(
       target=loop.run_forever, name='servers', daemon=True
     )
     thread.start()
-    tasks: set[asyncio.Task] = set()
     client: Any = None
 
     async def begin():
@@ -129,6 +197,7 @@ class Servers:
       return asyncio.Semaphore(self._concurrency)
 
     async def end():
+      tasks = asyncio.all_tasks() - {asyncio.current_task()}
       for task in tasks:
         task.cancel()
       await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,12 +215,7 @@ class Servers:
           found = error
         tell(found)
 
-      def make():
-        task = loop.create_task(one())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-      loop.call_soon_threadsafe(make)
+      return asyncio.run_coroutine_threadsafe(one(), loop)
 
     try:
       slots = asyncio.run_coroutine_threadsafe(begin(), loop).result()

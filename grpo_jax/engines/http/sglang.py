@@ -58,7 +58,8 @@ class Sglang:
     finish = dialects.field(told, 'finish_reason', 'type')
     if finish not in ('stop', 'length'):
       raise dialects.GivenUp(f'a completion that finished by {finish!r:.40}')
-    if told['finish_reason'].get('matched') == _BROKEN:
+    by = told['finish_reason'].get('matched')
+    if by == _BROKEN:
       raise Unusable('a completion whose logits are no numbers')
     ids = dialects.field(answer, 'output_ids')
     entries = dialects.field(told, 'output_token_logprobs')
@@ -72,7 +73,7 @@ class Sglang:
       spans = dialects.spans(told['weight_versions'], len(found))
     else:  # of all tokens, because it waits for them before it changes
       spans = ((str(dialects.field(told, 'weight_version')), len(found)),)
-    finish = dialects.end(found, finish == 'length', asked)
+    finish = dialects.end(found, finish == 'length', by, asked)
     return Drawn(found, logp, finish, spans)
 
   def score(self, ids: Sequence[int], top: int, policy: str) -> Call:
@@ -101,14 +102,13 @@ class Sglang:
     number = len(ids) - 1
     top_ids = np.zeros((number, top), np.int32)
     top_logp = np.zeros((number, top), np.float32)
-    places = dialects.field(told, 'input_top_logprobs') if top else []
-    for n, place in enumerate(places[1:]):
+    for n in range(number if top else 0):
+      place = dialects.field(told, 'input_top_logprobs', n + 1)
       likely, of_ids = _by_id(place)
-      if len(likely) < top:
-        raise Unusable(f'{len(likely)} likeliest tokens in place of {top}')
-      top_ids[n], top_logp[n] = (
-        of_ids[:top], dialects.log_probabilities(likely[:top]),
-      )  # fmt: skip
+      if len(likely) < top or not all(map(dialects.is_id, of_ids)):
+        raise Unusable(f'no {top} likeliest tokens, but {of_ids!r:.80}')
+      top_ids[n] = of_ids[:top]
+      top_logp[n] = dialects.log_probabilities(likely[:top])
     return dialects.log_probabilities(values[1:]), top_ids, top_logp
 
   def load_adapter(self, policy: str, folder: str) -> Sequence[Call]:

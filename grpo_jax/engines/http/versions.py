@@ -98,12 +98,16 @@ class Versions:
     """Writes a folder, all or nothing."""
     path = self._folder / f'{self._own}-{version}'
     beside = path.with_name(path.name + '.tmp')
-    shutil.rmtree(beside, ignore_errors=True)
-    self._folder.mkdir(parents=True, exist_ok=True)
     try:
+      self._folder.mkdir(parents=True, exist_ok=True)
       self._write(beside, params)
       shutil.rmtree(path, ignore_errors=True)
       beside.rename(path)
+    except OSError as error:
+      raise OSError(
+        f'Version {version} cannot be written to {self._folder}: {error}. Make '
+        'room there, or give another config.engine.folder.'
+      ) from error
     finally:
       shutil.rmtree(beside, ignore_errors=True)
     with self._lock:

@@ -70,7 +70,8 @@ class Vllm:
       spans = ((str(dialects.field(answer, 'model')), len(found)),)
     else:
       spans = dialects.spans(choice.get('weight_versions'), len(found))
-    finish = dialects.end(found, finish == 'length', asked)
+    by = choice.get('stop_reason')
+    finish = dialects.end(found, finish == 'length', by, asked)
     return Drawn(found, logp, finish, spans)
 
   def score(self, ids: Sequence[int], top: int, policy: str) -> Call:
@@ -98,25 +99,33 @@ class Vllm:
     logp, top_ids, top_logp = [], [], []
     for token, place in zip(ids[1:], places[1:], strict=True):
       logp.append(dialects.field(place, str(int(token)), 'logprob'))
-      likely = sorted(
-        (-dialects.field(one, 'logprob'), int(name))
-        for name, one in place.items()
-      )[:top]
-      if len(likely) < top:
-        raise Unusable(f'{len(likely)} likeliest tokens in place of {top}')
+      values = dialects.log_probabilities(
+        [dialects.field(one, 'logprob') for one in place.values()]
+      )
+      named = [int(one) if one.isdecimal() else -1 for one in place]
+      if len(named) < top or not all(map(dialects.is_id, named)):
+        raise Unusable(f'no {top} likeliest tokens, but {[*place]!r:.80}')
+      likely = sorted(zip(-values, named, strict=True))[:top]
       top_ids.append([name for _, name in likely])
       top_logp.append([-value for value, _ in likely])
-    flat = dialects.log_probabilities([x for one in top_logp for x in one])
+    shape = len(ids) - 1, top
     return (
       dialects.log_probabilities(logp),
-      np.array(top_ids, np.int32).reshape(len(ids) - 1, top),
-      flat.reshape(len(ids) - 1, top),
+      np.array(top_ids, np.int32).reshape(shape),
+      np.array(top_logp, np.float32).reshape(shape),
     )
 
   def load_adapter(self, policy: str, folder: str) -> Sequence[Call]:
     """See `Dialect`; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."""
     body = {'lora_name': policy, 'lora_path': folder}
-    return [Call('/v1/load_lora_adapter', body, fine='already been loaded')]
+    return [
+      Call(
+        '/v1/load_lora_adapter',
+        body,
+        fine='already been loaded',
+        needs='--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True',
+      )
+    ]
 
   def unload_adapter(self, policy: str) -> Sequence[Call]:
     """See `Dialect`."""
@@ -131,7 +140,7 @@ class Vllm:
     """
     method = {'method': 'reload_weights', 'kwargs': {'weights_path': folder}}
     return [
-      Call('/pause?mode=wait', {}),
+      Call('/pause?mode=wait', {}, needs='VLLM_SERVER_DEV_MODE=1'),
       Call('/collective_rpc', method),
       Call('/reset_prefix_cache', {}, wanted='success'),
       Call('/update_weight_version', {'new_version': policy}, wanted='success'),

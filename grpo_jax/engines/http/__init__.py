@@ -1,0 +1,1 @@
+"""Engines of others, asked over HTTP."""
