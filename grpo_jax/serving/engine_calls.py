@@ -16,6 +16,18 @@ from grpo_jax.serving.app import Client
 
 Do = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
+# Of SGLang's `sampling_params`: those that are called so elsewhere too, and
+# others. Whatever is neither is refused, as SGLang does.
+_SHARED = (
+  'temperature', 'top_p', 'top_k', 'min_p', 'stop', 'stop_token_ids', 'n',
+  'repetition_penalty', 'presence_penalty', 'frequency_penalty', 'ignore_eos',
+)  # fmt: skip
+_OWN = (
+  'max_new_tokens', 'sampling_seed', 'no_stop_trim', 'skip_special_tokens',
+  'spaces_between_special_tokens',
+)  # fmt: skip
+_USUAL_TOKENS = 128
+
 
 class EngineCalls:
   """Answers a learner.
@@ -54,28 +66,30 @@ class EngineCalls:
 
   async def generate(self, body: Mapping[str, Any]) -> Any:
     """SGLang's `/generate`, of one prompt by ids."""
-    given = body.get('sampling_params') or {}
-    most = given.get('max_new_tokens', 128)
-    first = body.get('logprob_start_len', -1)
-    policy = body.get('lora_path') or ''
+    given = _object(body, 'sampling_params')
+    for name in given:
+      if name not in _SHARED + _OWN:
+        raise wire.Refused(
+          400, f'unknown field {name!r:.80} of sampling_params; leave it out.'
+        )
+    most = _whole(given, 'max_new_tokens', _USUAL_TOKENS)
+    top = _whole(body, 'top_logprobs_num', 0)
+    policy = _text(body, 'lora_path') if body.get('lora_path') else ''
     if policy and policy not in self._desk.policies():
       raise wire.Refused(
         400, f'Got LoRA adapter that has never been loaded: {policy:.80}'
       )
-    names = 'temperature', 'top_p', 'top_k', 'min_p', 'stop', 'stop_token_ids'
-    asked = {name: given[name] for name in names if name in given}
-    top = body.get('top_logprobs_num') or 0
+    scores = body.get('logprob_start_len') == 0
     completion = wire.completion(
       {
-        **asked,
-        'prompt': body.get('input_ids'),
+        **{name: given[name] for name in _SHARED if name in given},
+        'prompt': [_ids(body)],
         'max_tokens': max(1, most),
         'seed': given.get('sampling_seed'),
         'logprobs': 0,
-        'ignore_eos': bool(given.get('ignore_eos')),
         'return_token_ids': True,
         'model': policy,
-        **({'prompt_logprobs': top} if first == 0 else {}),
+        'prompt_logprobs': top if scores else None,
       }
     )
     (answer,) = await self._service.complete(completion, Client(), None)
@@ -120,7 +134,7 @@ class EngineCalls:
       raise wire.Refused(
         400, f'There is no method {method!r:.80}; give reload_weights.'
       )
-    folder = _text(body.get('kwargs') or {}, 'weights_path')
+    folder = _text(_object(body, 'kwargs'), 'weights_path')
     await self._replace(folder, 'default')
     return {'results': [None]}
 
@@ -148,6 +162,10 @@ class EngineCalls:
         f"The lora adapter '{name:.80}' has already been loaded, because it is "
         'already loaded; give another name.',
       )
+    if name in self._service.models():
+      raise wire.Refused(
+        400, f'The model itself is called {name:.80}; give another name.'
+      )
     await _read(self._desk.know(name, lambda: self._read_adapter(folder)))
     self._loaded[name] = folder
     return {'success': True, 'loaded_adapters': self._loaded}
@@ -174,6 +192,35 @@ class EngineCalls:
     del body
     self._desk.is_paused = False
     return {'status': 'resumed'}
+
+
+def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+  value = body.get(name) or {}
+  if not isinstance(value, Mapping):
+    raise wire.Refused(400, f'{name} must be an object; it is {value!r:.80}.')
+  return value
+
+
+def _whole(body: Mapping[str, Any], name: str, usual: int) -> int:
+  value = usual if body.get(name) is None else body[name]
+  if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    raise wire.Refused(
+      400, f'{name} must be a whole number from 0; it is {value!r:.80}.'
+    )
+  return value
+
+
+def _ids(body: Mapping[str, Any]) -> list[int]:
+  value = body.get('input_ids')
+  if not isinstance(value, list) or not all(
+    isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in value
+  ):
+    raise wire.Refused(
+      400,
+      'input_ids must be a list of ids, of one prompt; it is '
+      f'{value!r:.80}.',
+    )
+  return value
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:
