@@ -46,7 +46,7 @@ class EngineCalls:
   ):
     self._service, self._desk = service, service.desk
     self._read_model, self._read_adapter = read_model, read_adapter
-    self._loaded: dict[str, str] = {}  # the folders of adapters
+    self._folders: dict[str, str] = {}  # of adapters
 
   def routes(self) -> dict[str, Do]:
     """What is posted where."""
@@ -119,7 +119,8 @@ class EngineCalls:
         told['input_top_logprobs'] = [
           [[y.logp, y.id, None] for y in x.top] or None for x in scored
         ]
-    return {'text': answer.text, 'output_ids': ids, 'meta_info': told}
+    text = answer.text if most else ''
+    return {'text': text, 'output_ids': ids, 'meta_info': told}
 
   async def update_weights(self, body: Mapping[str, Any]) -> Any:
     """SGLang's; what is being drawn is drawn to its end by the old ones."""
@@ -156,30 +157,34 @@ class EngineCalls:
   async def load_adapter(self, body: Mapping[str, Any]) -> Any:
     """Makes an adapter known by a name."""
     name, folder = _text(body, 'lora_name'), _text(body, 'lora_path')
-    if name in self._loaded:
+    if name in self._desk.policies():
       raise wire.Refused(
         400,
         f"The lora adapter '{name:.80}' has already been loaded, because it is "
         'already loaded; give another name.',
       )
-    if name in self._service.models():
+    if name == self._service.name:
       raise wire.Refused(
         400, f'The model itself is called {name:.80}; give another name.'
       )
     await _read(self._desk.know(name, lambda: self._read_adapter(folder)))
-    self._loaded[name] = folder
-    return {'success': True, 'loaded_adapters': self._loaded}
+    self._folders[name] = folder
+    return self._loaded()
 
   async def unload_adapter(self, body: Mapping[str, Any]) -> Any:
     """Forgets an adapter."""
     name = _text(body, 'lora_name')
-    if self._loaded.pop(name, None) is None:
+    if name not in self._desk.policies():
       raise wire.Refused(
         404,
         f"The lora adapter '{name:.80}' cannot be found; it does not exist.",
       )
     await self._desk.forget(name)
-    return {'success': True, 'loaded_adapters': self._loaded}
+    return self._loaded()
+
+  def _loaded(self) -> Any:
+    known = {x: self._folders.get(x, '') for x in self._desk.policies()}
+    return {'success': True, 'loaded_adapters': known}
 
   async def pause(self, body: Mapping[str, Any]) -> Any:
     """New completions are refused until `resume`."""

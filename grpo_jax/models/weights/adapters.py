@@ -182,7 +182,7 @@ def _put(
   *inside, name = parameter.path
   stack = arrays[*inside, f'{name}_{letter}']
   room = stack if parameter.layers is None else stack[layer]
-  layout = dataclasses.replace(parameter.layout, first=1)
-  if letter == 'a':
-    layout = dataclasses.replace(parameter.layout, interleaved=0.0)
+  layout = parameter.layout
+  if letter == 'a':  # which has no heads on the side that is turned
+    layout = dataclasses.replace(layout, interleaved=0.0)
   room[...] = layout.decode(jnp.asarray(stored), room.shape, room.dtype)
