@@ -222,8 +222,7 @@ def _ids(body: Mapping[str, Any]) -> list[int]:
   ):
     raise wire.Refused(
       400,
-      'input_ids must be a list of ids, of one prompt; it is '
-      f'{value!r:.80}.',
+      f'input_ids must be a list of ids, of one prompt; it is {value!r:.80}.',
     )
   return value
 

@@ -330,7 +330,9 @@ def test_what_is_being_drawn_ends_by_the_weights_that_began_it(
   new = str(case.folder / 'new')
   calls = dialect.load_weights('new', new)
   if name == 'vllm':  # a pause would wait
-    calls = [call for call in calls if call.path[:6] not in ('/pause', '/resum')]
+    calls = [
+      call for call in calls if call.path[:6] not in ('/pause', '/resum')
+    ]
   with (
     gated(case, monkeypatch) as (began, gate),
     futures.ThreadPoolExecutor() as pool,
@@ -352,7 +354,7 @@ def test_what_is_being_drawn_ends_by_the_weights_that_began_it(
 
 
 def test_the_version_is_of_who_drew_even_if_another_draws_before_it_is_told(
-  case
+  case,
 ):
   """The thread of the desk goes on while the event loop does something else."""
   first, second = 'one', 'two'
@@ -527,7 +529,9 @@ REFUSED = {
 def wrong_folders(case):
   """Of an adapter with another rank, and of a model of another shape."""
   config = case.served.run.model.config
-  wide = dataclasses.replace(config, lora=dataclasses.replace(config.lora, rank=3))
+  wide = dataclasses.replace(
+    config, lora=dataclasses.replace(config.lora, rank=3)
+  )
   trained, _ = lora.split(golden.random_params(wide), lora.trains)
   weights.save_adapter(case.folder / 'wide', wide, trained, 'base')
   other = dataclasses.replace(config, lora=None, width=48)
@@ -663,9 +667,7 @@ def test_a_client_that_leaves_frees_its_row(case, path, monkeypatch):
     while case.desk._jobs and time.monotonic() < deadline:
       time.sleep(0.001)
     assert not case.desk._jobs  # long before 120 tokens
-  assert_drawn(
-    complete(case, DIALECTS['vllm'](False)), case.draw(case.base)
-  )
+  assert_drawn(complete(case, DIALECTS['vllm'](False)), case.draw(case.base))
 
 
 @pytest.mark.long  # its counterpart is in the refusals above

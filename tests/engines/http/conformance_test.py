@@ -6,15 +6,14 @@ import re
 import numpy as np
 import pytest
 
+from grpo_jax.config import Config
+from grpo_jax.config import Engine
 from grpo_jax.config import http_client
 from grpo_jax.engines.http import conformance
-from grpo_jax.engines.http import dialects
 from grpo_jax.engines.http import servers as servers_lib
 from grpo_jax.engines.http.sglang import Sglang
 from grpo_jax.engines.http.vllm import Vllm
 from grpo_jax.run.build import engine as build_engine
-from grpo_jax.config import Config
-from grpo_jax.config import Engine
 from tests.serving import served
 
 NUMBER = 16  # ids
@@ -262,9 +261,7 @@ FAULTS = {
       'reads sampling_seed',
     )
   },
-  'no seed': {
-    7: ('note', 'one seed draws different tokens, so runs differ')
-  },
+  'no seed': {7: ('note', 'one seed draws different tokens, so runs differ')},
   'any policy': {
     9: (
       'FAILED',
@@ -295,9 +292,9 @@ def test_a_check_goes_red_by_the_fault_that_it_is_for(fault, name):
     one = found[place]
     assert one.name == NAMES[place] and one.verdict == verdict, one
     assert re.match(said, one.said), one
-  others = {
-    n for n, one in enumerate(found) if one.verdict != 'ok'
-  } - FAULTS[fault].keys()
+  others = {n for n, one in enumerate(found) if one.verdict != 'ok'} - FAULTS[
+    fault
+  ].keys()
   # What every check needs is wrong in every check; who sends one token more
   # than was asked for sends nothing that can be used.
   needs = {'no ids', 'longer'}
