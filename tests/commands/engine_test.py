@@ -6,6 +6,9 @@ import socket
 
 import pytest
 
+from grpo_jax.commands import doctor
+from grpo_jax.commands import engine
+from grpo_jax.config import http_client
 from tests import cli
 from tests.engines.http import conformance_test
 from tests.serving import served
@@ -42,10 +45,18 @@ def test_json_is_one_line(ours):
   assert said['checks'][0]['said'] == ours.url
 
 
+def test_without_an_address_machines_are_examined(monkeypatch):
+  seen = []
+  monkeypatch.setattr(engine, 'run', lambda _: seen.append('a server'))
+  monkeypatch.setattr(doctor, 'examine', lambda *_: seen.append('all') or 0)
+  assert cli.call('doctor').returncode == 0
+  assert cli.call('doctor', '--engine=').returncode == 0
+  assert seen == ['all', 'all']
+
+
 @pytest.fixture
 def nowhere(monkeypatch):
   """An address at which nothing listens."""
-  from grpo_jax.config import http_client
 
   async def at_once(secs):
     del secs

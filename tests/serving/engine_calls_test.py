@@ -567,7 +567,7 @@ def test_an_adapter_that_was_refused_may_come_again(case):
 
 
 def test_policies_wait_for_each_other_and_none_for_ever(case):
-  """All that waits for one is drawn at once; what comes later waits its turn."""
+  """All that waits for one is drawn at once; what comes later waits."""
   loads, load = [], case.served.run.engine.load
 
   def counted(params, version):

@@ -32,8 +32,8 @@ TURNED = (
   '(rope_theta, rope_scaling), or cut the context.'
 )
 ROUNDED = (
-  'It is about the same everywhere: it may hold weights or caches in fewer bits '
-  '(--quantization, --kv-cache-dtype).'
+  'It is about the same everywhere: it may hold weights or caches in fewer '
+  'bits (--quantization, --kv-cache-dtype).'
 )
 UNKNOWN = (
   'No cause that is known here fits: it may have another model, an older '
