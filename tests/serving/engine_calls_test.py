@@ -20,6 +20,9 @@ from grpo_jax.engines.http.sglang import Sglang
 from grpo_jax.engines.http.vllm import Vllm
 from grpo_jax.models import lora
 from grpo_jax.models import weights
+from grpo_jax.run import policy as policies
+from grpo_jax.run.build import model as build_model
+from tests import runs
 from tests.models.weights import golden
 from tests.serving import served
 
@@ -696,3 +699,27 @@ def test_none_of_the_routes_exist_unless_they_are_wanted(case):
       for path in CONTROLS:
         assert served.ask(it.origin + path, {})[0] == 404, path
         assert served.ask(case.url + path)[0] == 405, path  # a GET, here
+
+
+def test_an_adapter_has_the_names_of_the_class_that_is_served(tmp_path):
+  """Its modules hold several weights; the plainest class of its shape does not.
+
+  As a run writes it, which begins with the same folder.
+  """
+  config = runs.arithmetic(**{
+    'model.path': str(golden.FOLDER / 'phi3'), 'lora.rank': 2, 'mesh.data': 1,
+    'warm_up.steps': 0,
+  })  # fmt: skip
+  found = policies.load_to_serve(config, context_tokens=64)
+  before = found.scorer.params
+  trained, frozen = lora.split(before, lora.trains)
+  rng = np.random.default_rng(0)
+  trained = jax.tree.map(
+    lambda x: rng.normal(size=x.shape).astype(np.float32), trained
+  )
+  path = config.model.path
+  named = build_model.adapter_base(path, build_model.origin_of(path))
+  assert named['architecture'] == 'Phi3ForCausalLM'
+  weights.save_adapter(tmp_path, found.run.model.config, trained, **named)
+  read = policies.read_adapter(found, tmp_path)
+  golden.assert_same_trees(read, lora.join(trained, frozen))
