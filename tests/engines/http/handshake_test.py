@@ -3,6 +3,7 @@
 `python -m tests.engines.http.handshake_test` prints the gaps.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -10,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import config
 from grpo_jax import engines
 from grpo_jax import models
 from grpo_jax.engines import scoring
 from grpo_jax.engines.http import handshake
 from grpo_jax.models import lora
+from grpo_jax.run.build import engine as build_engine
 from tests import tiny
+from tests.serving import served
 
 CONTEXT = 96
 LIMIT = 200  # the most that a run draws; a handshake needs less
@@ -268,6 +272,38 @@ def test_greedy_tokens_are_compared_at_temperature_1():
 def test_causes(found, places, tried, said):
   gaps = np.array(found, np.float32)
   assert handshake.cause(gaps, np.array(places), tried) == said
+
+
+@pytest.fixture(scope='module')
+def ours():
+  with served.opened(served.config_to_serve()) as found:
+    yield found
+
+
+@pytest.mark.parametrize('dialect', ['vllm', 'sglang'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_our_own_server_takes_adapters_and_passes(ours, dialect, dtype):
+  found = ours.served
+  fields = config.Engine(
+    kind='http', dialect=dialect, urls=(ours.url,), model=ours.service.name,
+    dtype=dtype, concurrency=8,
+  )  # fmt: skip
+  described = dataclasses.replace(found.run.config, engine=fields)
+  made = build_engine.http_engine(described, found.run.model, found.run.mesh)
+  learned = served.with_adapters(ours, 3)
+  scores = dataclasses.replace(found.scorer, params=learned)
+  others = {NO_ADAPTER: found.scorer.params}
+  asked = [[2 + n, 4, 5, 6, 7] for n in range(handshake.PROMPTS)]
+  sampling = engines.Sampling(temperature=0.7)
+  try:
+    made.load(learned, 2)
+    sound = handshake.shake(made, scores, asked, sampling, 16, others, 2)
+    made.load(found.scorer.params, 3)  # whose adapters change nothing
+    lies = handshake.shake(made, scores, asked, sampling, 16, others, 3)
+  finally:
+    made.versions.close()
+  assert sound.gap < {'float32': 1e-5, 'bfloat16': 0.03}[dtype]
+  assert lies.gap > ALARM and lies.cause == NO_ADAPTER
 
 
 if __name__ == '__main__':
