@@ -287,7 +287,11 @@ def read_adapter(served: Served, folder: str) -> Any:
       'The policy that is served has no adapters; serve it with '
       '--config.lora.rank=... of the adapters that are to come.'
     )
-  found = weights.load_adapter(folder, run.model.config, wanted.trained)
+  path = run.config.model.path
+  written = build_model.adapter_base(path, build_model.origin_of(path))
+  found = weights.load_adapter(
+    folder, run.model.config, wanted.trained, written['architecture']
+  )
   _, frozen = lora.split(served.scorer.params, lora.trains)
   return lora.join(found, frozen)
 

@@ -245,11 +245,10 @@ class _One:
     if limit:
       key = _key(request.sampling.get('seed'), number)
       asked = engines.Request(self._ids, key, limit, self._sampling)
-      one = await _known_errors(
+      one, version = await _known_errors(
         self._service.desk.draw(asked, self._heard and self._part, self._policy)
       )
       drawn, logp, finish = one.ids, one.logp, one.finish
-      version = self._service.desk.version(one)
     said = self._parts.whole(drawn, finish == engines.TRUNCATED)
     said = said._replace(calls=_named(said.calls))
     scores = await self._scores(drawn.tolist(), logp.tolist())

@@ -268,11 +268,19 @@ class _Doors:
     return _Json(said)
 
   def posted(self, do: Posted) -> Callable[[Any], Awaitable[Any]]:
-    """POST of an object, of which another is the answer."""
+    """POST of an object, of which another is the answer.
+
+    What a client no longer waits for is cancelled.
+    """
 
     async def endpoint(request):
       body = await self._body(request)
-      return _Json(await do(wire.read_object(body or b'{}')))
+      gone = asyncio.ensure_future(_hang_up(request.receive))
+      try:
+        said = await _unless(gone, do(wire.read_object(body or b'{}')))
+      finally:
+        gone.cancel()
+      return _Json(said or {})  # or nobody reads it
 
     return endpoint
 

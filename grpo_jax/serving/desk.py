@@ -2,7 +2,8 @@
 
 Devices are used by this thread alone. What is asked while others are drawn
 joins them; what nobody waits for any more is given up. There may be several
-policies, which draw in turn: one begins when nothing is drawn by another.
+policies, which draw in turn: one begins when nothing is drawn by another, with
+all that waits for it.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import logging
 import queue
 import threading
 from typing import Any
+from typing import NamedTuple
 
 from grpo_jax import engines
 from grpo_jax.engines.scoring import Known
@@ -39,6 +41,7 @@ class _Job:
     future: Of what was drawn.
     policy: The name of the policy that draws.
     number: What the engine has returned; None while it waits here.
+    drawn_by: The policy that draws, whatever has its name by now.
   """
 
   request: engines.Request
@@ -47,6 +50,19 @@ class _Job:
   future: asyncio.Future
   policy: str = ''
   number: int | None = None
+  drawn_by: '_Policy | None' = None
+
+
+class Drawn(NamedTuple):
+  """What was drawn.
+
+  Attributes:
+    sampled: By the engine.
+    version: What clients are told of the parameters that drew it.
+  """
+
+  sampled: engines.Sampled
+  version: str
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,7 +122,6 @@ class Desk:
     self._later: list[_Job] = []  # until nothing is drawn by another policy
     self._policies = {'': _Policy(score, 'default')}
     self._loads = _FIRST_LOAD
-    self._drew = {}  # the policies of loads, by what the engine calls them
     self.is_paused = False
     self._loaded: str | None = ''  # None: the newest of its name is not
     self._turns: Any = iter(())
@@ -131,7 +146,7 @@ class Desk:
     request: engines.Request,
     heard: Callable[[engines.Sampled], None] | None = None,
     policy: str = '',
-  ) -> engines.Sampled:
+  ) -> Drawn:
     """Draws what is asked; whoever is cancelled gives it up.
 
     Args:
@@ -176,14 +191,9 @@ class Desk:
   async def pause(self) -> None:
     """Draws nothing new; returns when nothing is drawn any more."""
     self.is_paused = True
-    while self._jobs or self._later:
+    # Asked in the thread, which has then taken what was asked before.
+    while await self._do(lambda: bool(self._jobs or self._later)):
       await asyncio.sleep(_LOOK_SECS)
-
-  def version(self, drawn: engines.Sampled) -> str:
-    """The version of the policy that has drawn something."""
-    load = int(drawn.version[-1]) if len(drawn.version) else 0
-    policy = self._drew.get(load, self._policies[''])
-    return policy.version
 
   def name_version(self, version: str) -> None:
     """What clients are told of the first policy as it is."""
@@ -217,11 +227,11 @@ class Desk:
     """Forgets a policy, if there is one of that name."""
     await self._do(lambda: self._policies.pop(policy, None))
 
-  async def _do(self, do: Callable[[], Any]) -> None:
+  async def _do(self, do: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     work = _Work(do, loop, loop.create_future())
     self._put(work)
-    await work.future
+    return await work.future
 
   def _put(self, what: Any) -> None:
     if self._is_closed:
@@ -273,20 +283,30 @@ class Desk:
     """Submits what waits, as far as one policy draws it."""
     while self._later and not self._is_closed:
       job = self._later[0]
-      if job.policy != self._loaded:
-        if self._jobs:
-          return
-        if job.policy not in self._policies:
-          error = ValueError(f'There is no policy {job.policy!r:.80} here.')
-          _tell(job.loop, _end, self._later.pop(0).future, error)
-          continue
-        self._end_turns()
-        self._loads += 1
-        policy = self._policies[job.policy]
-        self._engine.load(policy.score.params, self._loads)
-        self._drew = {self._loads: policy}  # nothing else draws, or is told of
-        self._loaded = job.policy
-      self._submit(self._later.pop(0))
+      if job.policy not in self._policies:
+        error = ValueError(f'There is no policy {job.policy!r:.80} here.')
+        _tell(job.loop, _end, self._later.pop(0).future, error)
+      elif job.policy == self._loaded:
+        self._submit(self._later.pop(0))
+      elif self._jobs:
+        return
+      else:
+        self._load(job.policy)
+
+  def _load(self, policy: str) -> None:
+    """Gives the engine, which draws nothing, another policy."""
+    self._end_turns()
+    self._loads, self._loaded = self._loads + 1, None
+    try:
+      self._engine.load(self._policies[policy].score.params, self._loads)
+    except Exception as error:
+      job = self._later.pop(0)
+      _tell(job.loop, _end, job.future, error)
+      return
+    self._loaded = policy
+    # What waits for it goes first, and in its order: what is asked from here on
+    # comes behind those that wait for others.
+    self._later.sort(key=lambda job: job.policy != policy)
 
   def _do_now(self, work: _Work) -> None:
     try:
@@ -306,6 +326,7 @@ class Desk:
   def _submit(self, job: _Job) -> None:
     if job.future.cancelled():
       return
+    job.drawn_by = self._policies[job.policy]
     try:
       job.number = self._engine.submit(job.request)
     except Exception as error:
@@ -339,7 +360,9 @@ class Desk:
     self._kept = one.request
     if self._jobs:
       self._forget_kept()
-    _tell(job.loop, _end, job.future, one)
+    assert job.drawn_by is not None
+    drawn = Drawn(one, job.drawn_by.version)
+    _tell(job.loop, _end, job.future, drawn)
 
   def _give_up(self, job: _Job) -> None:
     if job in self._later:

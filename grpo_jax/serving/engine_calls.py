@@ -16,6 +16,18 @@ from grpo_jax.serving.app import Client
 
 Do = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
+# Of SGLang's `sampling_params`: those that are called so elsewhere too, and
+# others. Whatever is neither is refused, as SGLang does.
+_SHARED = (
+  'temperature', 'top_p', 'top_k', 'min_p', 'stop', 'stop_token_ids', 'n',
+  'repetition_penalty', 'presence_penalty', 'frequency_penalty', 'ignore_eos',
+)  # fmt: skip
+_OWN = (
+  'max_new_tokens', 'sampling_seed', 'no_stop_trim', 'skip_special_tokens',
+  'spaces_between_special_tokens',
+)  # fmt: skip
+_USUAL_TOKENS = 128
+
 
 class EngineCalls:
   """Answers a learner.
@@ -34,7 +46,7 @@ class EngineCalls:
   ):
     self._service, self._desk = service, service.desk
     self._read_model, self._read_adapter = read_model, read_adapter
-    self._loaded: dict[str, str] = {}  # the folders of adapters
+    self._folders: dict[str, str] = {}  # of adapters
 
   def routes(self) -> dict[str, Do]:
     """What is posted where."""
@@ -54,28 +66,30 @@ class EngineCalls:
 
   async def generate(self, body: Mapping[str, Any]) -> Any:
     """SGLang's `/generate`, of one prompt by ids."""
-    given = body.get('sampling_params') or {}
-    most = given.get('max_new_tokens', 128)
-    first = body.get('logprob_start_len', -1)
-    policy = body.get('lora_path') or ''
+    given = _object(body, 'sampling_params')
+    for name in given:
+      if name not in _SHARED + _OWN:
+        raise wire.Refused(
+          400, f'unknown field {name!r:.80} of sampling_params; leave it out.'
+        )
+    most = _whole(given, 'max_new_tokens', _USUAL_TOKENS)
+    top = _whole(body, 'top_logprobs_num', 0)
+    policy = _text(body, 'lora_path') if body.get('lora_path') else ''
     if policy and policy not in self._desk.policies():
       raise wire.Refused(
         400, f'Got LoRA adapter that has never been loaded: {policy:.80}'
       )
-    names = 'temperature', 'top_p', 'top_k', 'min_p', 'stop', 'stop_token_ids'
-    asked = {name: given[name] for name in names if name in given}
-    top = body.get('top_logprobs_num') or 0
+    scores = body.get('logprob_start_len') == 0
     completion = wire.completion(
       {
-        **asked,
-        'prompt': body.get('input_ids'),
+        **{name: given[name] for name in _SHARED if name in given},
+        'prompt': [_ids(body)],
         'max_tokens': max(1, most),
         'seed': given.get('sampling_seed'),
         'logprobs': 0,
-        'ignore_eos': bool(given.get('ignore_eos')),
         'return_token_ids': True,
         'model': policy,
-        **({'prompt_logprobs': top} if first == 0 else {}),
+        'prompt_logprobs': top if scores else None,
       }
     )
     (answer,) = await self._service.complete(completion, Client(), None)
@@ -105,7 +119,8 @@ class EngineCalls:
         told['input_top_logprobs'] = [
           [[y.logp, y.id, None] for y in x.top] or None for x in scored
         ]
-    return {'text': answer.text, 'output_ids': ids, 'meta_info': told}
+    text = answer.text if most else ''
+    return {'text': text, 'output_ids': ids, 'meta_info': told}
 
   async def update_weights(self, body: Mapping[str, Any]) -> Any:
     """SGLang's; what is being drawn is drawn to its end by the old ones."""
@@ -120,7 +135,7 @@ class EngineCalls:
       raise wire.Refused(
         400, f'There is no method {method!r:.80}; give reload_weights.'
       )
-    folder = _text(body.get('kwargs') or {}, 'weights_path')
+    folder = _text(_object(body, 'kwargs'), 'weights_path')
     await self._replace(folder, 'default')
     return {'results': [None]}
 
@@ -142,26 +157,34 @@ class EngineCalls:
   async def load_adapter(self, body: Mapping[str, Any]) -> Any:
     """Makes an adapter known by a name."""
     name, folder = _text(body, 'lora_name'), _text(body, 'lora_path')
-    if name in self._loaded:
+    if name in self._desk.policies():
       raise wire.Refused(
         400,
         f"The lora adapter '{name:.80}' has already been loaded, because it is "
         'already loaded; give another name.',
       )
+    if name == self._service.name:
+      raise wire.Refused(
+        400, f'The model itself is called {name:.80}; give another name.'
+      )
     await _read(self._desk.know(name, lambda: self._read_adapter(folder)))
-    self._loaded[name] = folder
-    return {'success': True, 'loaded_adapters': self._loaded}
+    self._folders[name] = folder
+    return self._loaded()
 
   async def unload_adapter(self, body: Mapping[str, Any]) -> Any:
     """Forgets an adapter."""
     name = _text(body, 'lora_name')
-    if self._loaded.pop(name, None) is None:
+    if name not in self._desk.policies():
       raise wire.Refused(
         404,
         f"The lora adapter '{name:.80}' cannot be found; it does not exist.",
       )
     await self._desk.forget(name)
-    return {'success': True, 'loaded_adapters': self._loaded}
+    return self._loaded()
+
+  def _loaded(self) -> Any:
+    known = {x: self._folders.get(x, '') for x in self._desk.policies()}
+    return {'success': True, 'loaded_adapters': known}
 
   async def pause(self, body: Mapping[str, Any]) -> Any:
     """New completions are refused until `resume`."""
@@ -174,6 +197,34 @@ class EngineCalls:
     del body
     self._desk.is_paused = False
     return {'status': 'resumed'}
+
+
+def _object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+  value = body.get(name) or {}
+  if not isinstance(value, Mapping):
+    raise wire.Refused(400, f'{name} must be an object; it is {value!r:.80}.')
+  return value
+
+
+def _whole(body: Mapping[str, Any], name: str, usual: int) -> int:
+  value = usual if body.get(name) is None else body[name]
+  if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    raise wire.Refused(
+      400, f'{name} must be a whole number from 0; it is {value!r:.80}.'
+    )
+  return value
+
+
+def _ids(body: Mapping[str, Any]) -> list[int]:
+  value = body.get('input_ids')
+  if not isinstance(value, list) or not all(
+    isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in value
+  ):
+    raise wire.Refused(
+      400,
+      f'input_ids must be a list of ids, of one prompt; it is {value!r:.80}.',
+    )
+  return value
 
 
 def _text(body: Mapping[str, Any], name: str) -> str:

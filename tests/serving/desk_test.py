@@ -59,7 +59,7 @@ def test_what_is_drawn_is_what_an_engine_draws_alone(desk):
   async def all_at_once():
     return await asyncio.gather(*map(desk.desk.draw, asked))
 
-  for one, found in zip(asked, served.run(all_at_once())):
+  for one, (found, _) in zip(asked, served.run(all_at_once())):
     key, how = tuple(one.keys[0].tolist()), (one.limit, one.sampling)
     alone = served.generated(one.ids, *how, key)
     np.testing.assert_array_equal(found.ids, alone.ids)

@@ -3,14 +3,24 @@
 import asyncio
 import contextlib
 import functools
+import json
 from typing import NamedTuple
+import urllib.error
+import urllib.request
 
+import jax
 import numpy as np
 
 from grpo_jax import engines
+from grpo_jax.commands import serve
 from grpo_jax.engines import scoring
+from grpo_jax.models import lora
+from grpo_jax.run import policy as policies
 from grpo_jax.serving import answering
+from grpo_jax.serving import app as app_lib
 from grpo_jax.serving import desk as desk_lib
+from grpo_jax.serving import listening
+from tests import runs
 from tests import tiny
 from tests.episodes import made_episodes
 
@@ -77,3 +87,60 @@ def generated(ids, limit, sampling, key=(0, 0), tokenizer=TOKENIZER, calls=0):
 
 def run(coroutine):
   return asyncio.run(coroutine)
+
+
+class Opened(NamedTuple):
+  """A policy that is served as an engine.
+
+  Attributes:
+    served: The policy.
+    desk: Draws.
+    service: Answers.
+    url: Where.
+  """
+
+  served: policies.Served
+  desk: desk_lib.Desk
+  service: answering.Answering
+  url: str
+
+
+@contextlib.contextmanager
+def opened(config, rows=ROWS, as_engine=True):
+  """What `grpo-jax serve --as_engine` does, in this process."""
+  found = policies.load_to_serve(config, context_tokens=CONTEXT)
+  with desk_lib.Desk(found.run.engine, found.scorer, rows) as desk:
+    service = serve.service_of(found, desk, config)
+    posted = serve._engine_calls(found, service) if as_engine else {}
+    app = app_lib.app(lambda _: service, hosts=['127.0.0.1'], posted=posted)
+    with listening.Listening(app, listening.bound()) as it:
+      yield Opened(found, desk, service, it.origin)
+
+
+def config_to_serve(**changes):
+  """A policy of the smallest size, with adapters of rank 2."""
+  return runs.small(**{'lora.rank': 2, 'mesh.data': 1, **changes})
+
+
+def with_adapters(found, seed):
+  """The parameters of a policy, with some adapters that change it."""
+  trained, frozen = lora.split(found.served.scorer.params, lora.trains)
+  rng = np.random.default_rng(seed)
+  drawn = jax.tree.map(
+    lambda x: rng.normal(size=x.shape).astype(np.float32) * 0.5, trained
+  )
+  return lora.join(drawn, frozen)
+
+
+def ask(url, body=None, timeout=120):
+  """The status and what is said; GET without a body."""
+  sent = None if body is None else json.dumps(body).encode()
+  asked = urllib.request.Request(
+    url, sent, {'Content-Type': 'application/json'}
+  )
+  try:
+    with urllib.request.urlopen(asked, timeout=timeout) as answer:
+      return answer.status, json.load(answer)
+  except urllib.error.HTTPError as error:
+    with error:
+      return error.code, json.load(error)
