@@ -41,6 +41,7 @@ from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import pins
 from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build import teacher as build_teacher
 from grpo_jax.run.jobs import learning as learning_jobs
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
@@ -117,6 +118,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     workdir_lib.check_shared(workdir, peers)
     saves, saved = _restored(stack, screen, run, updater, start)
     updater, frozen = _with_frozen(run, updater, screen, saved, peers)
+    updater, teacher = _with_teacher(run, updater, screen, saved, peers)
     progress = progress_lib.restored(saved, updater.layout) if saved else None
     versions = _recorded(run, start, screen, progress)
     layout, done, ends = updater.layout, 0, False
@@ -152,6 +154,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
           'config': dataclasses.asdict(config),
           'versions': versions,
           'frozen': frozen,
+          'teacher': teacher,
         },
         watching.Failures(),
         watching.Compilations(),
@@ -188,7 +191,9 @@ def _built(
   with screen.phase('building the model and the data'):
     run = build.run(config, objects, shares=peers.number > 1)
     # Shapes alone: what is beside adapters is read after the checkpoint.
-    updater = build.updater(run, build.abstract_params(run).frozen)
+    frozen = build.abstract_params(run).frozen
+    teacher = build.abstract_teacher(run, frozen)
+    updater = build.updater(run, frozen, teacher=teacher)
   leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
     'size',
@@ -336,6 +341,25 @@ def _with_frozen(
   if saved is not None:
     with peers.together():
       build_model.check_frozen(saved, found, run.weights.path)
+  return updater, found
+
+
+def _with_teacher(
+  run: build.Run,
+  updater: Updater,
+  screen: monitor_lib.Screen,
+  saved: Restored | None,
+  peers: processes.Processes,
+) -> tuple[Updater, list[int]]:
+  """The updater with the teacher, and the fingerprint of that."""
+  if run.teacher is not None:
+    with screen.phase('reading the teacher'):
+      teacher = build.teacher_params(run, updater.frozen)
+    updater = dataclasses.replace(updater, teacher=teacher)
+  found = fingerprints.compute(updater.teacher)
+  if saved is not None:
+    with peers.together():
+      build_teacher.check_unchanged(saved, found, run.config.teacher.path)
   return updater, found
 
 

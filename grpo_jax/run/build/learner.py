@@ -1,6 +1,7 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -22,6 +23,7 @@ from grpo_jax.learner.types import Measuring
 from grpo_jax.learner.types import Optimizer
 from grpo_jax.learner.types import Placement
 from grpo_jax.learner.types import Scoring
+from grpo_jax.learner.types import Teacher
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
@@ -29,6 +31,7 @@ from grpo_jax.run.build import optimizer
 from grpo_jax.run.build.model import Parameters
 from grpo_jax.run.build.specs import LearnSpec
 from grpo_jax.run.build.specs import MeasureSpec
+from grpo_jax.run.build.specs import TeacherSpec
 from grpo_jax.run.build.specs import WarmUpSpec
 
 Config = config_lib.Config
@@ -39,6 +42,7 @@ def learn_spec(
   model: models.Model,
   mesh: jax.sharding.Mesh,
   method: losses.LossTransform,
+  teacher: TeacherSpec | None = None,
 ) -> LearnSpec:
   """How the rollouts of a run become updates."""
   fields, course = config.learner, config.optim
@@ -62,6 +66,7 @@ def learn_spec(
     expert_balance=fields.expert_balance,
     compute_all=fields.compute_all,
     ages=config.sampler.ahead,
+    teacher=teacher,
   )
   update = UpdateSpec(
     config.seed,
@@ -76,7 +81,7 @@ def learn_spec(
   )
   layout = _layout(
     config,
-    model,
+    [model, *([teacher.model] if teacher else [])],
     mesh,
     fields.layout,
     fields.micro_rows,
@@ -105,7 +110,7 @@ def warm_up_spec(
     'supervised',
     _learner(config, model, mesh, method, schedule, 1.0, 'step'),
     UpdateSpec(config.seed),
-    _layout(config, model, mesh, 'padded', fields.micro_rows),
+    _layout(config, [model], mesh, 'padded', fields.micro_rows),
     config.learner.nonfinite_rollouts,
   )
   every = config.checkpoint.every_warm_up_steps
@@ -117,6 +122,7 @@ def updater(
   params: Parameters,
   frozen: Any,
   transform: Any = None,
+  teacher: Any = None,
 ) -> updates.Updater:
   """What turns rollouts into updates of the policy.
 
@@ -125,6 +131,7 @@ def updater(
     params: Shapes, dtypes and shardings.
     frozen: The parameters that no update changes; see `updates.Updater`.
     transform: An optax transformation in place of that of the learner.
+    teacher: The teacher's parameters, or their shapes; None: there is none.
   """
   learner = spec.learner
   if transform is not None:
@@ -134,18 +141,22 @@ def updater(
       measuring=dataclasses.replace(learner.measuring, learning_rate=None),
     )
   functions = compiled.jit_functions(learner, params.trained)
-  return updates.Updater(functions, spec.update, spec.layout, frozen)
+  return updates.Updater(functions, spec.update, spec.layout, frozen, teacher)
 
 
 def _layout(
   config: Config,
-  model: models.Model,
+  readers: Sequence[models.Model],
   mesh: jax.sharding.Mesh,
   kind: str,
   micro_rows: int,
   **options: Any,
 ) -> LayoutSpec:
-  """How to lay out rows for the model on its devices."""
+  """How to lay out rows on devices, for the policy and whoever else reads them.
+
+  The first of the readers is the policy, which alone has backward passes.
+  """
+  model = readers[0]
   # Larger micro-batches are slower on a CPU, whose caches hold about 2048
   # tokens of a small model; an accelerator is idle in smaller ones.
   most_tokens, memory = 16384, 2**33
@@ -159,8 +170,8 @@ def _layout(
     prompt_buckets=config.data.prompt_buckets,
     micro_tokens=most_tokens,
     shards=sharding.row_shards(mesh),
-    share=model.shares_prompts(platform),
-    branches=model.reads_branches,
+    share=all(one.shares_prompts(platform) for one in readers),
+    branches=all(one.reads_branches for one in readers),
     parts=mesh.shape['context'],
     part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )
@@ -197,11 +208,9 @@ def _learner(
   expert_balance: float = 0.0,
   compute_all: bool = True,
   ages: int = 0,
+  teacher: TeacherSpec | None = None,
 ) -> Learner:
-  def score(params, layout, with_entropy, forward_mode=False):
-    return model.score(
-      params, layout, temperature, with_entropy, forward_mode=forward_mode
-    )
+  score = _score(model, temperature)
 
   def score_routed(params, layout, with_entropy, counted, sampled):
     assert model.score_routed is not None
@@ -240,7 +249,26 @@ def _learner(
     ),
     expert_balance=expert_balance,
     compute_all=compute_all,
+    teacher=teacher
+    and Teacher(
+      Scoring(
+        _score(teacher.model, temperature),
+        takes_shards=teacher.model.takes_shards,
+      ),
+      teacher.model.logical_axes,
+    ),
   )
+
+
+def _score(model: models.Model, temperature: float) -> Callable[..., Any]:
+  """How a model scores rows; see `Scoring`."""
+
+  def score(params, layout, with_entropy, forward_mode=False):
+    return model.score(
+      params, layout, temperature, with_entropy, forward_mode=forward_mode
+    )
+
+  return score
 
 
 def decided(spec: LayoutSpec, earlier: dict[str, Any]) -> LayoutSpec:

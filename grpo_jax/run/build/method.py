@@ -20,7 +20,10 @@ from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 
 # The fields that a run computes for a method that requires them.
-_KNOWN = {'age', 'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+_KNOWN = {
+  'age', 'entropy', 'logp_teacher', 'noise', 'updates_done',
+  *losses.Batch._fields,
+}  # fmt: skip
 # What is in the extras of some rollouts already, with shapes of their own.
 _OF_ROLLOUTS = {
   'log_kept', 'entropy_sampler', 'routing_sampler', 'fresh', 'reward_edit',
