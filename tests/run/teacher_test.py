@@ -18,7 +18,7 @@ from tests.run.resume_test import After
 
 pytestmark = pytest.mark.usefixtures('shared_programs')
 
-LARGER = {'model.num_layers': 2, 'model.width': 48, 'model.num_heads': 3}
+LARGER = {'model.num_layers': 2, 'model.width': 48}
 STUDENT = {
   'reward': 'tests.judges:even',
   'learner.method': 'opd',
