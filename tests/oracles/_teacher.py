@@ -22,6 +22,7 @@ def opd(
   A = reward_coefficient (R - mean) + coefficient (logp_teacher - logp_old).
   Its derivative in logp is that of r alone: A is a number.
   """
+  assert case.logp_teacher is not None
   kept = kept_tokens(case)
   advantage = centred(case)
   _, total = count(kept)
@@ -45,6 +46,7 @@ def kl_penalty(
   x = logp_teacher - logp: k2 = x^2 / 2 and k3 = e^x - x - 1, of which the
   derivatives in logp are -x and 1 - e^x.
   """
+  assert case.logp_teacher is not None
   kept = kept_tokens(case)
   advantage = centred(case)
   _, total = count(kept)

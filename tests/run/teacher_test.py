@@ -1,17 +1,26 @@
 """Runs that learn from a teacher: a second model, which is another run's."""
 
+import dataclasses
+import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
 
-from grpo_jax.learner import policies
+from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax.learner import updates
-from grpo_jax.mesh import sharding
+from grpo_jax.models import layout as layout_lib
+from grpo_jax.models import lora
+from grpo_jax.planning import dry_run
+from grpo_jax.run import export
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
-from grpo_jax.run.build import teacher as build_teacher
+from grpo_jax.run.build import identity
+from grpo_jax.run.build import limits
+from grpo_jax.run.build import model as build_model
+from tests import learning
 from tests import runs
 from tests import tiny
 from tests.run.resume_test import After
@@ -26,15 +35,20 @@ STUDENT = {
   'steps': 3,
   'data.heldout': '',
 }
+LORA = {'lora.rank': 2, 'lora.alpha': 4.0}
 
 
 @pytest.fixture(scope='module')
 def teacher(shared_programs, tmp_path_factory):
   """The workdir of a run of another shape."""
   workdir = tmp_path_factory.mktemp('teacher') / 'run'
-  shape = {**LARGER, **runs.WARM, 'steps': 1, 'data.heldout': ''}
-  loop.train(runs.small(**shape, reward='tests.judges:even'), workdir)
+  loop.train(larger(), workdir)
   return workdir
+
+
+def larger(**changes):
+  shape = {**LARGER, **runs.WARM, 'steps': 1, 'data.heldout': '', **changes}
+  return runs.small(**shape, reward='tests.judges:even')
 
 
 def student(teacher, **changes):
@@ -57,6 +71,48 @@ def parts_of(config):
   return run, made, made.compiled.init(build.initial_params(run))
 
 
+def rollout(seed=0):
+  """Completions of ids that the tokenizer of the runs has."""
+  made = learning.make_rollout(seed, prompts=4, group=4)
+  ids = [[2 + token % 12 for token in prompt[:6]] for prompt in made.prompts]
+  tokens = np.where(made.batch.mask, 2 + made.batch.tokens % 12, 0)
+  batch = made.batch._replace(tokens=tokens, logp_sampler=made.batch.logp_old)
+  return made._replace(batch=batch, prompts=ids)
+
+
+def taught_logp(config):
+  """`logp_teacher` [P,G,T] as the learner finds it."""
+  _, made, state = parts_of(config)
+  found = updates.credit_rollout(made, made.layout, state, rollout(), 0)
+  return np.asarray(found.batch.extras['logp_teacher'])
+
+
+def plain_logp(model, params):
+  """The same without the learner: each completion in a row of its own."""
+  given = rollout()
+  rows = layout_lib.padded_rows(
+    given.prompts, given.batch.tokens, given.length, 16
+  )
+  logp = models.score(model, params, rows).logp
+  return np.asarray(tiny.gather(logp, rows, given.length))
+
+
+def read_alone(workdir, config):
+  """The policy of a run and its model, read as anybody reads it."""
+  run = build.run(config)
+  found = build_model.source(str(workdir))
+  held = build_model.policy(found, run.tokenizer.vocab_size, run.mesh)
+  return run.model, held.params
+
+
+def assert_scores(found, wanted, atol=2e-5):
+  valid = rollout().batch.valid[..., None]
+  inside = rollout().batch.mask & valid
+  assert np.abs(wanted[inside]).max() > 1
+  np.testing.assert_allclose(found[inside], wanted[inside], atol=atol)
+  assert not found[~inside].any()
+
+
 def test_a_run_learns_from_a_teacher_of_another_shape(learned):
   rows = runs.records(learned)
   assert [row['step'] for row in rows if 'kl_teacher_k1' in row] == [1, 2, 3]
@@ -64,5 +120,242 @@ def test_a_run_learns_from_a_teacher_of_another_shape(learned):
     # The advantage is nothing but the gap: on policy its mean is minus k1.
     assert row['advantage_mean'] == pytest.approx(
       -row['kl_teacher_k1'], abs=1e-4
-    ), row
+    )
     assert row['kl_teacher_k3'] > 0.01
+  step, arrays, host = runs.saved(learned)
+  assert step == 3 and len(host['teacher']) > 5
+  assert not any('teacher' in name for name in arrays)  # it is read anew
+
+
+def test_two_runs_are_equal_and_so_is_one_in_two_starts(
+  teacher, learned, tmp_path
+):
+  config = student(teacher)
+  ended = loop.train(config, tmp_path / 'again', After(4))
+  assert 0 < ended['steps'] < 3
+  loop.train(config, tmp_path / 'again')
+  runs.assert_equal(learned, tmp_path / 'again')
+
+
+@pytest.mark.parametrize('layout', ['shared', 'padded', 'packed'])
+def test_the_teacher_scores_what_it_scores_alone(teacher, layout):
+  wanted = plain_logp(*read_alone(teacher, larger()))
+  found = taught_logp(student(teacher, **{'learner.layout': layout}))
+  assert_scores(found, wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  'mesh', [{'data': 4}, {'fsdp': 4}, {'fsdp': 2, 'tensor': 2}, {'context': 2}]
+)
+def test_eight_devices_score_what_one_does(teacher, mesh):
+  mesh = {f'mesh.{name}': size for name, size in mesh.items()}
+  mesh['mesh.data'] = 8 // int(np.prod([*mesh.values()]))
+  if 'mesh.fsdp' not in mesh and 'mesh.context' not in mesh:
+    mesh['mesh.data'] = 4
+  wanted = plain_logp(*read_alone(teacher, larger()))
+  changes = {'learner.micro_rows': 0, **mesh}
+  assert_scores(taught_logp(student(teacher, **changes)), wanted)
+
+
+@pytest.mark.long
+def test_a_run_on_eight_devices_learns_from_it(teacher, learned, tmp_path):
+  mesh = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
+  config = student(teacher, **mesh, **{'learner.micro_rows': 4, 'steps': 1})
+  loop.train(config, tmp_path)
+  found, wanted = (runs.records(path)[0] for path in (tmp_path, learned))
+  for name in ('kl_teacher_k1', 'kl_teacher_k3', 'grad_norm'):
+    assert found[name] == pytest.approx(wanted[name], rel=1e-3), name
+
+
+def test_nothing_is_compiled_anew_for_later_rollouts(teacher):
+  _, made, state = parts_of(student(teacher))
+  layout = made.layout
+  before = made.compiled.score_teacher._cache_size()
+  for step in range(3):
+    ready = updates.credit_rollout(made, layout, state, rollout(step), step)
+    state, _ = updates.take_updates(made, state, ready)
+    layout = ready.layouts.spec
+    if not step:
+      first = made.compiled.score_teacher._cache_size()
+  assert before <= first <= before + 1
+  assert made.compiled.score_teacher._cache_size() == first
+
+
+def test_a_folder_is_a_teacher_too(teacher, tmp_path):
+  folder = tmp_path / 'folder'
+  export.convert(str(teacher), folder)
+  by_run = taught_logp(student(teacher))
+  np.testing.assert_array_equal(taught_logp(student(folder)), by_run)
+  config = student(folder, **{'teacher.dtype': 'bfloat16'})
+  run, made, _ = parts_of(config)
+  sizes = {x.dtype.itemsize for x in jax.tree.leaves(made.teacher)}
+  assert sizes == {2, 4} and run.teacher.weights.base_dtype == 'bfloat16'
+  rounded = taught_logp(config)
+  assert 0 < np.abs(rounded - by_run).max() < 0.1
+
+
+def test_its_newest_policy_is_the_teacher_and_another_is_refused(
+  teacher, tmp_path
+):
+  mine = tmp_path / 'teacher'
+  shutil.copytree(teacher, mine)
+  loop.train(student(mine, steps=1), tmp_path / 'run')
+  before = taught_logp(student(mine))
+  loop.train(larger(steps=2), mine)
+  wanted = plain_logp(*read_alone(mine, larger(steps=2)))
+  assert np.abs(wanted - before).max() > 1e-4
+  assert_scores(taught_logp(student(mine)), wanted)
+  with pytest.raises(ValueError, match='not those that this run has learned'):
+    loop.train(student(mine, steps=2), tmp_path / 'run')
+
+
+@pytest.mark.parametrize(
+  'base', ['float32', pytest.param('int8', marks=pytest.mark.long)]
+)
+def test_what_lies_beside_adapters_is_the_teacher_and_is_there_once(
+  teacher, tmp_path, base
+):
+  path = {'model.path': str(teacher)}
+  if base != 'float32':  # which no run's weights may be rounded to
+    pytest.importorskip('qwix')
+    export.convert(str(teacher), tmp_path / 'folder')
+    path = {'model.path': str(tmp_path / 'folder')}
+  changes = {**LORA, **path, 'lora.base_dtype': base}
+  config = student(path['model.path'], **LARGER, **changes)
+  run, made, state = parts_of(config)
+  leaves = jax.tree.leaves(made.teacher), jax.tree.leaves(made.frozen)
+  assert leaves[0] and all(x is y for x, y in zip(*leaves, strict=True))
+  assert run.teacher.is_base
+  whole = lora.join(state.params, made.frozen)
+  wanted = plain_logp(run.model, whole)  # adapters that change nothing yet
+  assert_scores(taught_logp(config), wanted)
+
+
+def test_a_teacher_on_the_host_scores_the_same_bits(teacher):
+  config = student(teacher, **{'teacher.offload': True})
+  run, made, _ = parts_of(config)
+  kinds = {x.sharding.memory_kind for x in jax.tree.leaves(made.teacher)}
+  assert kinds == {'pinned_host'}
+  wanted = build.abstract_teacher(run, None)
+  for x, y in zip(*map(jax.tree.leaves, (made.teacher, wanted)), strict=True):
+    assert x.sharding == y.sharding and x.dtype == y.dtype
+  here = taught_logp(student(teacher))
+  np.testing.assert_array_equal(taught_logp(config), here)
+
+
+def test_a_group_may_be_one_completion(teacher, tmp_path):
+  config = student(teacher, **{'sampler.group': 1, 'steps': 1})
+  loop.train(config, tmp_path)
+  assert runs.records(tmp_path)[-1]['grad_norm'] > 0
+
+
+def test_rewards_count_if_they_are_asked_for(teacher):
+  """Beside the teacher: each has its own coefficient."""
+
+  def advantage(**kwargs):
+    config = student(teacher, **{'learner.method_kwargs': kwargs})
+    _, made, state = parts_of(config)
+    ready = updates.credit_rollout(made, made.layout, state, rollout(), 0)
+    return np.asarray(ready.batch.advantage)
+
+  alone = advantage()
+  both = advantage(coefficient=0.5, reward_coefficient=2.0)
+  given = rollout().batch
+  count = given.valid.sum(-1, keepdims=True)
+  mean = np.where(given.valid, given.reward, 0).sum(-1, keepdims=True) / count
+  owned = given.mask & given.valid[..., None]
+  wanted = 2 * np.where(owned, (given.reward - mean)[..., None], 0)
+  np.testing.assert_allclose(both, 0.5 * alone + wanted, atol=1e-5)
+
+
+def test_the_penalty_is_scored_by_the_teacher(teacher, tmp_path):
+  config = student(
+    teacher, **{'learner.method': 'tests.run.teacher_test:with_penalty'}
+  )
+  loop.train(dataclasses.replace(config, steps=1), tmp_path)
+  row = runs.records(tmp_path)[-1]
+  assert row['kl_teacher'] == pytest.approx(row['kl_teacher_k3'], rel=1e-4)
+
+
+def with_penalty():
+  return losses.chain(losses.methods.rloo(), losses.add_teacher_kl(0.3, 'k3'))
+
+
+def test_the_check_counts_it(teacher, tmp_path):
+  found = dry_run.inspect(student(teacher), tmp_path)['memory_gib']
+  _, made, _ = parts_of(student(teacher))
+  size = sum(x.nbytes for x in jax.tree.leaves(made.teacher))
+  assert found['teacher'] == pytest.approx(size / 2**30)
+  json.dumps(found)
+
+
+def test_all_hosts_must_have_the_same(teacher):
+  files = [name for name in identity.compared(student(teacher))]
+  newest = f'the SHA-256 of {teacher}/checkpoints/1/host/metadata'
+  assert newest in files and f'the SHA-256 of {teacher}/config.json' in files
+
+
+@pytest.mark.parametrize(
+  'changes, said',
+  [
+    ({'teacher.path': ''}, "'opd' reads logp_teacher, and config.teacher.path"),
+    (
+      {'learner.method': 'rloo'},
+      "but the method 'rloo' reads no logp_teacher; give a method that does",
+    ),
+    ({'teacher.path': 'tests.own_module:model'}, 'is a model of your own'),
+    ({'teacher.path': '/none/here'}, '/none/here'),
+    (
+      {'teacher.dtype': 'bfloat16'},
+      "config.teacher.dtype='bfloat16' would round the weights of",
+    ),
+  ],
+)
+def test_what_cannot_be_is_refused(teacher, tmp_path, changes, said):
+  with pytest.raises(ValueError) as caught:
+    loop.train(student(teacher, **changes), tmp_path / 'run')
+  assert said in str(caught.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_another_tokenizer_is_refused(teacher, tmp_path):
+  """One token whose id is that of another, in the folder of the teacher."""
+  folder = tmp_path / 'folder'
+  export.convert(str(teacher), folder)
+  file = folder / 'tokenizer.json'
+  held = json.loads(file.read_text())
+  vocab = held['model']['vocab']
+  vocab['3'], vocab['4'] = vocab['4'], vocab['3']
+  file.write_text(json.dumps(held))
+  with pytest.raises(ValueError) as caught:
+    build.run(student(folder))
+  said = str(caught.value)
+  assert '(2 of 14 tokens differ)' in said and "'3'" in said
+  assert said.endswith("give one with the policy's tokenizer.")
+
+
+def test_a_teacher_that_is_too_large_is_refused(teacher, monkeypatch):
+  run, made, _ = parts_of(student(teacher))
+  size = sum(x.nbytes for x in jax.tree.leaves(made.teacher))
+  assert limits._teacher_bytes(run.teacher, run.mesh) == size
+  state = limits._state_bytes(run.config, run.model, run.mesh)
+  rows = limits._row_bytes(run.config, run.model.config)
+  for spare, fits in ((size, True), (size - 1, False)):
+    monkeypatch.setattr(limits, '_memory', lambda _, x=spare: state + rows + x)
+    if fits:
+      build.run(student(teacher))
+    else:
+      with pytest.raises(ValueError, match='the teacher takes'):
+        build.run(student(teacher))
+
+
+def test_a_row_that_is_too_long_for_it_is_refused(teacher, tmp_path):
+  folder = tmp_path / 'folder'
+  export.convert(str(teacher), folder)
+  file = folder / 'config.json'
+  held = json.loads(file.read_text())
+  file.write_text(json.dumps({**held, 'max_position_embeddings': 8}))
+  with pytest.raises(ValueError, match='was made for 8'):
+    build.run(student(folder))
+  build.run(student(folder, **{'model.beyond_context': True}))

@@ -198,6 +198,11 @@ def method_of(
 
 def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
   """Whether groups of a single completion get an advantage that is not 0."""
+  if (
+    'logp_teacher' in loss.requires
+  ):  # of which there are zeros, as of logp_old
+    apart = jnp.full(batch.mask.shape, -1.0)
+    batch = batch._replace(extras={**batch.extras, 'logp_teacher': apart})
 
   def credits(largest):
     # A transform may map some rewards to 0: those below a threshold, say.

@@ -475,7 +475,6 @@ def read(
   mesh: jax.sharding.Mesh,
   dtype: str,
   wanted: Any,
-  field: str = 'lora.base_dtype',
 ) -> Any:
   """Those of the parameters from a path that are wanted, on the mesh.
 
@@ -485,14 +484,13 @@ def read(
     mesh: Where they are to be.
     dtype: Of matrices.
     wanted: Shapes, dtypes and shardings.
-    field: Of the config, which asks for this dtype.
 
   Raises:
     ValueError: They hold a number that is not finite, or cannot be read.
   """
   found = source(spec.path)
   if isinstance(found, RunWeights):
-    return _checked(_read_run(found, model, mesh, dtype, wanted, field), spec)
+    return _checked(_read_run(found, model, mesh, dtype, wanted), spec)
   place = jax.tree.map(lambda x: x.sharding, wanted)
   plain = dataclasses.replace(model.config, lora=None)
   # Frozen weights may be rounded; a config that asks for it says so.
@@ -505,13 +503,12 @@ def _read_run(
   mesh: jax.sharding.Mesh,
   dtype: str,
   wanted: Any,
-  field: str,
 ) -> Any:
   """The newest policy of another run, its adapters merged into its weights."""
   if dtype != 'float32':
     flag = '' if _quantized(dtype) else f' --dtype={dtype}'
     raise ValueError(
-      f"config.{field}='{dtype}' would round the weights of the run in "
+      f"config.lora.base_dtype='{dtype}' would round the weights of the run in "
       f'{found.workdir}, and with them most of what it has learned; give '
       "'float32'. Or round them knowingly, with `grpo-jax convert "
       f'{found.workdir} FOLDER{flag}`, and give that folder.'

@@ -65,6 +65,12 @@ def teacher_spec(
       'policy alone; give a Hugging Face folder, a GGUF file, a name of the '
       'Hub, or the workdir of a run.'
     )
+  if config.teacher.dtype != 'float32' and build_model.is_run(path):
+    raise ValueError(
+      f'config.teacher.dtype={config.teacher.dtype!r} would round the weights '
+      f'of the run in {path}, and with them most of what it has learned; give '
+      "'float32', or a folder that `grpo-jax convert` makes of the run."
+    )
   if tokenizer is not None:
     check_tokenizer(path, tokenizer, data.tokenizer_from(path))
   own = dataclasses.replace(
@@ -165,9 +171,7 @@ def params(spec: TeacherSpec, mesh: jax.sharding.Mesh, frozen: Any) -> Any:
     return frozen
   dtype = spec.weights.base_dtype
   wanted = build_model.abstract_frozen(spec.model, mesh, dtype)
-  found = build_model.read(
-    spec.weights, spec.model, mesh, dtype, wanted, 'teacher.dtype'
-  )
+  found = build_model.read(spec.weights, spec.model, mesh, dtype, wanted)
   if not spec.offload:
     return found
   place = jax.tree.map(lambda x: x.sharding, abstract(spec, mesh, frozen))
