@@ -16,12 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
 from grpo_jax import models
-from grpo_jax.engines.local import lowered
 from grpo_jax.learner import layouts
 from grpo_jax.learner import offload
 from grpo_jax.mesh import crossing
@@ -210,15 +208,8 @@ def count_teacher(parts: Abstract) -> Weights:
   """The parameters of a run's teacher, which nothing trains or samples from."""
   run = parts.run
   assert run.teacher is not None
-  model, mesh = run.teacher.model, run.mesh
-  whole = jax.tree.map(  # as it comes from the host, if it lies there
-    lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)
-    ),
-    parts.updater.teacher,
-  )
-  read = lowered.decoding_params(model, whole, mesh)
-  found = _of_model(model.config, whole, read, mesh)
+  whole, gathered = parts.teacher()
+  found = _of_model(run.teacher.model.config, whole, gathered, run.mesh)
   nothing = dict.fromkeys(('trained', 'moments', 'reference', 'scattered'), 0)
   held = on_device(parts.updater.teacher)
   return Weights(**found, **nothing, frozen=held, sampled=found['gathered'])

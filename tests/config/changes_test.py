@@ -14,7 +14,7 @@ FREE = {
   'learner.nonfinite_rollouts', 'model.attention', 'model.beyond_context',
   'model.remat', 'model.unroll', 'sampler.max_rows', 'generator.devices',
   'generator.listen', 'generator.secret', 'generator.weights',
-  'generator.wait_secs', 'optim.offload',
+  'generator.wait_secs', 'optim.offload', 'teacher.offload',
   'reference.offload', 'environment.where', 'environment.processes',
   'environment.sessions', 'environment.tool_secs', 'environment.episode_secs',
   'environment.memory_limit_gib', 'environment.retries',

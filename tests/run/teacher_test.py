@@ -163,7 +163,10 @@ def test_a_run_on_eight_devices_learns_from_it(teacher, learned, tmp_path):
   mesh = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
   config = student(teacher, **mesh, **{'learner.micro_rows': 4, 'steps': 1})
   loop.train(config, tmp_path)
-  found, wanted = (runs.records(path)[0] for path in (tmp_path, learned))
+  found, wanted = (
+    next(row for row in runs.records(path) if 'loss' in row)
+    for path in (tmp_path, learned)
+  )
   for name in ('kl_teacher_k1', 'kl_teacher_k3', 'grad_norm'):
     assert found[name] == pytest.approx(wanted[name], rel=1e-3), name
 
@@ -282,6 +285,36 @@ def with_penalty():
   return losses.chain(losses.methods.rloo(), losses.add_teacher_kl(0.3, 'k3'))
 
 
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    {'teacher.offload': True, 'model.compute_dtype': 'bfloat16'},
+    {'teacher.dtype': 'bfloat16', 'model.remat': 'none'},
+  ],
+)
+def test_each_field_of_its_spec_is_that_of_the_config(
+  teacher, tmp_path, changes
+):
+  path = teacher
+  if changes:
+    path = tmp_path / 'folder'
+    export.convert(str(teacher), path)
+  config = student(path, **changes)
+  run = build.run(config)
+  spec, fields = run.teacher, config.teacher
+  assert (spec.weights.path, spec.offload) == (fields.path, fields.offload)
+  assert (spec.weights.base_dtype, spec.is_base) == (fields.dtype, False)
+  shape = spec.model.config
+  assert (shape.num_layers, shape.width, shape.lora) == (2, 48, None)
+  for name in build_model.COMPUTED:
+    assert getattr(shape, name) == getattr(config.model, name), name
+  held = run.learn.learner.teacher
+  assert held.logical_axes == spec.model.logical_axes
+  plain = build.run(runs.small(**{**STUDENT, 'learner.method': 'rloo'}))
+  assert plain.teacher is None and plain.learn.learner.teacher is None
+
+
 def test_the_check_counts_it(teacher, tmp_path):
   found = dry_run.inspect(student(teacher), tmp_path)['memory_gib']
   _, made, _ = parts_of(student(teacher))
@@ -317,6 +350,19 @@ def test_what_cannot_be_is_refused(teacher, tmp_path, changes, said):
     loop.train(student(teacher, **changes), tmp_path / 'run')
   assert said in str(caught.value)
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  'field, value', [('offload', True), ('dtype', 'bfloat16')]
+)
+def test_what_is_there_already_is_neither_moved_nor_cast(field, value):
+  base = {'model.path': 'here', 'teacher.path': 'here'}
+  wrong = {**base, f'teacher.{field}': value}
+  said = rf'teacher.{field}={value!r}, but the teacher is what lies beside'
+  with pytest.raises(ValueError, match=said):
+    runs.small(**wrong, **LORA)
+  runs.small(**wrong)
+  runs.small(**base, **LORA)
 
 
 def test_another_tokenizer_is_refused(teacher, tmp_path):

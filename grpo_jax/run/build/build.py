@@ -13,6 +13,7 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+from jax.sharding import NamedSharding
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -22,6 +23,7 @@ from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.data import Tokenizer
+from grpo_jax.engines.local import lowered
 from grpo_jax.environments import sessions
 from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout
@@ -179,7 +181,7 @@ def run_specs(
   model: models.Model,
   mesh: Any,
   method: losses.LossTransform,
-  teacher: specs.TeacherSpec | None,
+  teacher: specs.TeacherSpec | None = None,
 ) -> dict[str, Any]:
   """The specs of what learns, by the name of their field in `Run`."""
   kept, log, early = config.checkpoint, config.log, config.early_stop
@@ -584,6 +586,21 @@ class Abstract(NamedTuple):
   def example(self) -> Rollout:
     """A rollout of zeros with the largest shapes, which takes their memory."""
     return example(self.run)
+
+  def teacher(self) -> tuple[Any, Any]:
+    """What a scoring by the teacher reads: as it lies on devices, and gathered.
+
+    The second is in the compute dtype, whole over `fsdp`.
+    """
+    spec, mesh = self.run.teacher, self.run.mesh
+    assert spec is not None
+    whole = jax.tree.map(  # as it comes from the host, if it lies there
+      lambda x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)
+      ),
+      self.updater.teacher,
+    )
+    return whole, lowered.decoding_params(spec.model, whole, mesh)
 
 
 def abstract(

@@ -1,7 +1,6 @@
 """Builds what updates the policy: the learner, its optimizer, its layouts."""
 
 from collections.abc import Callable
-from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -81,10 +80,11 @@ def learn_spec(
   )
   layout = _layout(
     config,
-    [model, *([teacher.model] if teacher else [])],
+    model,
     mesh,
     fields.layout,
     fields.micro_rows,
+    teacher and teacher.model,
     row_completions=fields.row_completions,
     pack_tokens=fields.pack_tokens,
   )
@@ -110,7 +110,7 @@ def warm_up_spec(
     'supervised',
     _learner(config, model, mesh, method, schedule, 1.0, 'step'),
     UpdateSpec(config.seed),
-    _layout(config, [model], mesh, 'padded', fields.micro_rows),
+    _layout(config, model, mesh, 'padded', fields.micro_rows),
     config.learner.nonfinite_rollouts,
   )
   every = config.checkpoint.every_warm_up_steps
@@ -146,17 +146,15 @@ def updater(
 
 def _layout(
   config: Config,
-  readers: Sequence[models.Model],
+  model: models.Model,
   mesh: jax.sharding.Mesh,
   kind: str,
   micro_rows: int,
+  teacher: models.Model | None = None,
   **options: Any,
 ) -> LayoutSpec:
-  """How to lay out rows on devices, for the policy and whoever else reads them.
-
-  The first of the readers is the policy, which alone has backward passes.
-  """
-  model = readers[0]
+  """How to lay out rows for the model, and a teacher, on their devices."""
+  readers = [model] if teacher is None else [model, teacher]
   # Larger micro-batches are slower on a CPU, whose caches hold about 2048
   # tokens of a small model; an accelerator is idle in smaller ones.
   most_tokens, memory = 16384, 2**33

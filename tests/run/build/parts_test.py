@@ -183,8 +183,11 @@ def test_each_part_has_what_the_config_says(built):
 
 
 def _fields():
-  """All but those of episodes; environment_test.py has them."""
-  own = 'environment.', 'agent.'
+  """All but those of episodes (environment_test.py) and of teachers.
+
+  These are in ../teacher_test.py.
+  """
+  own = 'environment.', 'agent.', 'teacher.'
   return {name for name in configs.fields() if not name.startswith(own)}
 
 
