@@ -152,7 +152,11 @@ def test_a_teacher_scores_a_rollout_once(anchor):
 
   learner = bigram.make_learner(methods.opd())
   learner = dataclasses.replace(
-    learner, teacher=Teacher(Scoring(halved), learner.placement.logical_axes)
+    learner,
+    teacher=Teacher(Scoring(halved), learner.placement.logical_axes),
+    # A policy with experts, which the teacher has not.
+    scoring=dataclasses.replace(learner.scoring, score_routed=bigram.score),
+    expert_balance=0.1,
   )
   made = make_updater(
     learner, bigram.params(), spec('shared', 4), batches=5, anchor=anchor

@@ -20,9 +20,11 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build import pins
 from tests import learning
 from tests import runs
 from tests import tiny
+from tests.run import export_test
 from tests.run.resume_test import After
 
 pytestmark = pytest.mark.usefixtures('shared_programs')
@@ -87,13 +89,13 @@ def taught_logp(config):
   return np.asarray(found.batch.extras['logp_teacher'])
 
 
-def plain_logp(model, params):
+def plain_logp(model, params, temperature=1.0):
   """The same without the learner: each completion in a row of its own."""
   given = rollout()
   rows = layout_lib.padded_rows(
     given.prompts, given.batch.tokens, given.length, 16
   )
-  logp = models.score(model, params, rows).logp
+  logp = models.score(model, params, rows, temperature).logp
   return np.asarray(tiny.gather(logp, rows, given.length))
 
 
@@ -135,6 +137,41 @@ def test_two_runs_are_equal_and_so_is_one_in_two_starts(
   assert 0 < ended['steps'] < 3
   loop.train(config, tmp_path / 'again')
   runs.assert_equal(learned, tmp_path / 'again')
+
+
+def test_it_scores_at_the_temperature_of_the_sampler(teacher):
+  model, params = read_alone(teacher, larger())
+  config = student(teacher, **{'sampler.temperature': 0.5})
+  assert_scores(taught_logp(config), plain_logp(model, params, 0.5))
+
+
+def test_it_never_draws_what_the_policy_never_draws(tmp_path):
+  """Files have more rows than tokens; each has a model of its own shape."""
+  policy = export_test.pretrained(tmp_path / 'policy')
+  other = export_test.pretrained(tmp_path / 'other', num_layers=1)
+  opd = {'learner.method': 'opd', 'teacher.path': str(other)}
+  run = build.run(export_test.small(policy, **opd))
+  assert isinstance(run.model, models.Transformer) and run.teacher
+  rows, tokens = run.model.vocab_size, run.tokenizer.vocab_size
+  assert rows == tokens + 6
+  assert run.teacher.model.unused_ids == run.model.unused_ids != ()
+  assert run.teacher.model.config.num_layers == 1 < run.model.config.num_layers
+
+
+def test_adapters_may_have_a_teacher_of_another_path(teacher):
+  config = student(teacher, **LORA)
+  run, made, _ = parts_of(config)
+  assert run.teacher and not run.teacher.is_base
+  assert_scores(taught_logp(config), plain_logp(*read_alone(teacher, larger())))
+  assert made.frozen is not None
+
+
+def test_a_name_of_the_hub_gets_its_commit(teacher):
+  config = student(teacher, **{'model.path': 'a', 'teacher.path': 'b'})
+  named = lambda one: f'{one.kind}:{one.source.name}@c'
+  found = pins.mapped(config, named)
+  assert found.teacher.path == 'model:b@c' and found.model.path == 'model:a@c'
+  assert found.teacher.dtype == config.teacher.dtype
 
 
 @pytest.mark.parametrize('layout', ['shared', 'padded', 'packed'])
