@@ -16,6 +16,7 @@ from grpo_jax.models import lora
 from grpo_jax.planning import dry_run
 from grpo_jax.run import export
 from grpo_jax.run import loop
+from grpo_jax.run.build import about
 from grpo_jax.run.build import build
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
@@ -358,6 +359,13 @@ def test_the_check_counts_it(teacher, tmp_path):
   size = sum(x.nbytes for x in jax.tree.leaves(made.teacher))
   assert found['teacher'] == pytest.approx(size / 2**30)
   json.dumps(found)
+
+
+def test_a_start_names_it():
+  lines = about.facts(runs.small(**{'teacher.path': 'here/run'}), 'there')
+  assert ['teacher', 'here/run'] in [line.split() for line in lines]
+  lines = about.facts(runs.small(), 'there')
+  assert not any('teacher' in line for line in lines)
 
 
 def test_all_hosts_must_have_the_same(teacher):
