@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -20,8 +21,10 @@ from grpo_jax.run.build import about
 from grpo_jax.run.build import build
 from grpo_jax.run.build import identity
 from grpo_jax.run.build import limits
+from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import pins
+from grpo_jax.run.build import teacher as build_teacher
 from tests import learning
 from tests import runs
 from tests import tiny
@@ -236,6 +239,17 @@ def test_a_folder_is_a_teacher_too(teacher, tmp_path):
   assert 0 < np.abs(rounded - by_run).max() < 0.1
 
 
+def test_another_teacher_than_that_of_the_checkpoint_is_refused():
+  saved = types.SimpleNamespace(host={'teacher': [1, 2]})
+  build_teacher.check_unchanged(saved, [1, 2], 'here')
+  for found in ([1, 3], []):
+    with pytest.raises(ValueError, match="teacher.path='here' are not those"):
+      build_teacher.check_unchanged(saved, found, 'here')
+  # A checkpoint from before there were teachers.
+  build_teacher.check_unchanged(types.SimpleNamespace(host={}), [], '')
+
+
+@pytest.mark.long
 def test_its_newest_policy_is_the_teacher_and_another_is_refused(
   teacher, tmp_path
 ):
@@ -285,6 +299,15 @@ def test_a_teacher_on_the_host_scores_the_same_bits(teacher):
   np.testing.assert_array_equal(taught_logp(config), here)
 
 
+def test_a_teacher_credits_a_group_of_one():
+  alone = {**STUDENT, 'sampler.group': 1}
+  build_method.method_of(runs.small(**alone))
+  alone['learner.method'] = 'rloo'
+  with pytest.raises(ValueError, match='which compares the completions'):
+    build_method.method_of(runs.small(**alone))
+
+
+@pytest.mark.long
 def test_a_group_may_be_one_completion(teacher, tmp_path):
   config = student(teacher, **{'sampler.group': 1, 'steps': 1})
   loop.train(config, tmp_path)
@@ -310,6 +333,7 @@ def test_rewards_count_if_they_are_asked_for(teacher):
   np.testing.assert_allclose(both, 0.5 * alone + wanted, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_penalty_is_scored_by_the_teacher(teacher, tmp_path):
   config = student(
     teacher, **{'learner.method': 'tests.run.teacher_test:with_penalty'}
