@@ -130,15 +130,15 @@ def score(updater, params, rollout):
 
 def with_policies(updater, state, rollout, step=0):
   """The batch with what its method needs, and how often it was scored."""
+  rows = layouts_of(updater, rollout)
   return policies.with_policies(
     updater.compiled.learner,
     updater.spec,
     state,
     rollout,
     step,
-    functools.partial(
-      policies.score, layouts_of(updater, rollout), updater.frozen
-    ),
+    functools.partial(policies.score, rows, updater.frozen),
+    functools.partial(policies.score_teacher, rows, updater.teacher),
   )
 
 

@@ -51,7 +51,7 @@ PICKED = [
     f'{ORACLE}[gspo-0]',
   ),
   (
-    'losses/_penalty.py:add_kl.penalty',
+    'losses/_penalty.py:kl_penalty.penalty',
     'kl = jnp.square(gap) / 2',
     'jnp.square(gap) / 2 -> jnp.square(gap)',
     'tests.losses.oracle_test::test_kl_gradients_against_enumeration[]',

@@ -55,6 +55,7 @@ def _key(run, warms_up=False):
   own = run.config.model.path, id(run.weights.own)
   if isinstance(run.model, models.Transformer):
     own = run.model
+  own = own, run.teacher and run.teacher.model
   return json.dumps(config, sort_keys=True, default=repr), own, run.mesh, method
 
 
@@ -71,8 +72,8 @@ def shared_programs():
       owner, name, lambda *args, **options: made(real, *args, **options)
     )
 
-  def updater(real, run, frozen, *optimizer):
-    update = real(run, frozen, *optimizer)
+  def updater(real, run, frozen, *optimizer, **teacher):
+    update = real(run, frozen, *optimizer, **teacher)
     if not optimizer:
       key = real.__name__, *_key(run, real.__name__ == 'warm_up_updater')
       _, first = _kept.setdefault(key, (run, update))

@@ -59,6 +59,12 @@ CONFIG = [
   ({'lora.alpha': 1e9}, 'lora.alpha=1000000000.0; give at most 1000000'),
   ({'lora.base_dtype': 'int4'}, "lora.base_dtype='int4'"),
   ({'lora.base_dtype': 'nf4'}, "lora.base_dtype='nf4' with lora.rank=0"),
+  ({'teacher.dtype': 'int8'}, "teacher.dtype='int8'"),
+  (
+    {'teacher.dtype': 'bfloat16'},
+    "teacher.dtype='bfloat16' with teacher.path empty",
+  ),
+  ({'teacher.offload': True}, 'teacher.offload=True with teacher.path empty'),
   ({'data.train': ''}, "data.train=''; name where the prompts come from"),
   ({'data.train': ({'name': ''},)}, "data.train[0].name=''"),
   ({'data.train': ({'name': 'a', 'weight': -1.0},)}, 'weight=-1.0; give a num'),
@@ -304,10 +310,11 @@ ANY_VALUE = {
   'export.public',
 }  # fmt: skip
 # Refused where the model, the mesh, the method or the environment is built: see
-# below, method_test.py and environment_test.py.
+# below, method_test.py, environment_test.py and teacher_test.py.
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'environment.kwargs', 'environment.call_format', 'agent.trains',
+  'teacher.path',
   'agent.readable', 'learner.method', 'learner.method_kwargs',
   'checkpoint.best_metric',
   'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',
@@ -500,6 +507,13 @@ ARGUMENTS = [
   ('add_kl', dict(coefficient='0.1'), "coefficient='0.1'; give a number"),
   ('subtract_kl', dict(coefficient=-1), 'coefficient=-1'),
   ('subtract_kl_to_go', dict(coefficient=-1), 'coefficient=-1'),
+  ('add_teacher_kl', dict(coefficient=-1), 'coefficient=-1'),
+  ('add_teacher_advantage', dict(coefficient=-1), 'coefficient=-1'),
+  (
+    'add_teacher_advantage',
+    dict(reward_coefficient=-1),
+    'reward_coefficient=-1',
+  ),
   ('pull_to_old', dict(coefficient=-1), 'coefficient=-1'),
   ('imitate_positives', dict(coefficient=-1), 'coefficient=-1'),
   ('add_entropy_bonus', dict(coefficient=math.nan), 'coefficient=nan'),

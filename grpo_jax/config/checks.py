@@ -142,6 +142,7 @@ _LEAST_FLOAT, _MOST_FLOAT = 1.2e-38, 3e38
 # Allowed values of each of these fields.
 _KNOWN = {
   'lora.base_dtype': ('float32', 'bfloat16', 'int8', 'nf4'),
+  'teacher.dtype': ('float32', 'bfloat16'),
   'export.dtype': ('float32', 'bfloat16'),
   'model.remat': ('none', 'layer', 'attention', 'offload'),
   'learner.layout': ('auto', 'shared', 'packed', 'padded'),
@@ -215,6 +216,7 @@ def checks(config: Any):
   yield from _checks_of_environment(config)
   yield from _checks_of_agent(config)
   yield from _checks_of_lora(config.lora)
+  yield from _checks_of_teacher(config)
   yield (
     0 < config.reference.refresh_weight <= 1,
     f'reference.refresh_weight={config.reference.refresh_weight}; give more '
@@ -421,6 +423,26 @@ def _checks_of_lora(lora):
     f"lora.base_dtype='{lora.base_dtype}' with lora.rank=0, which trains the "
     "weights themselves; give lora.rank, or 'float32'",
   )
+
+
+def _checks_of_teacher(config):
+  teacher, lora = config.teacher, config.lora
+  is_base = lora.rank > 0 and teacher.path == config.model.path
+  for name, is_usual in (
+    ('dtype', teacher.dtype == 'float32'),
+    ('offload', not teacher.offload),
+  ):
+    given = f'teacher.{name}={getattr(teacher, name)!r}'
+    yield (
+      is_usual or teacher.path != '',
+      f'{given} with teacher.path empty, so that there is no teacher; give its '
+      'path, or leave the field out',
+    )
+    yield (
+      is_usual or not is_base,
+      f'{given}, but the teacher is what lies beside the adapters, which is '
+      'there already (teacher.path is model.path); leave the field out',
+    )
 
 
 def _checks_of_rewards(rewards: Any):

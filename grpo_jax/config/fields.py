@@ -877,6 +877,34 @@ class Reference:
 
 
 @dataclasses.dataclass(frozen=True)
+class Teacher:
+  """A second model that the policy learns from, if the method has one.
+
+  It scores what the policy has drawn and is never updated. Its tokenizer must
+  be that of the policy; shape and family may be any.
+  """
+
+  path: str = field(
+    '',
+    'Where the teacher comes from: as in model.path a Hugging Face folder, a '
+    'GGUF file, a name of the Hub, or the workdir of another run, whose newest '
+    "policy it then is. '': there is none. With adapters and the same path as "
+    'model.path, their frozen weights are the teacher, and nothing is loaded.',
+  )
+  dtype: str = field(
+    'float32',
+    "Dtype of its weights: 'float32', or 'bfloat16' for half the memory, to "
+    'which weights of more digits are rounded.',
+  )
+  offload: bool = field(
+    False,
+    'Whether the teacher lies in the memory of the host and comes to the '
+    'device for scoring alone; see optim.offload.',
+    change=FREE,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class WarmUp:
   """Supervised updates on demonstrations, before the first rollout."""
 
@@ -1200,6 +1228,7 @@ class Config:
   optim: Optim = Optim()
   learner: Learner = Learner()
   reference: Reference = Reference()
+  teacher: Teacher = Teacher()
   warm_up: WarmUp = WarmUp()
   evaluation: Evaluation = Evaluation()
   early_stop: EarlyStop = EarlyStop()

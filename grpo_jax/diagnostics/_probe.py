@@ -92,6 +92,7 @@ class Subject:
     logp_old: np.ndarray,  # f64[N,P,G,T], nats
     log_ratio: np.ndarray | float = 0.0,  # of policy to old policy
     gap_ref: np.ndarray | float = 0.0,  # logp_ref minus logp of the policy
+    gap_teacher: np.ndarray | float = 0.0,  # likewise of the teacher
     tokens: np.ndarray | None = None,  # ids; all of them differ unless given
     entropy: np.ndarray | float = 0.7,  # of the old and of the current policy
     valid: np.ndarray | bool = True,  # bool[N,P,G]
@@ -120,6 +121,7 @@ class Subject:
           'noise': np.broadcast_to(noise, shape),
           'updates_done': np.zeros(shape),  # at ratio 1 there were none
           'age': np.zeros(shape),  # the policy that learns has drawn them
+          'logp_teacher': logp + gap_teacher,
         },
       )
     batch = _with_fields(jax.tree.map(np.asarray, batch), self.fields)

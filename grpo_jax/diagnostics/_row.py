@@ -273,12 +273,13 @@ def _penalty_probes(subject: _probe.Subject) -> _probe.Probes:
   entropy, new_entropy = random.uniform(0.8, 2, (2, *shape))
   base = dict(reward=reward, length=length, logp_old=old, log_ratio=ratio)
   base |= dict(gap_ref=gap, entropy=entropy, advantage=advantage)
+  base['gap_teacher'] = gap  # a KL to the teacher is known by the same forms
   changes = {
     'base': {},
     '2A': dict(advantage=2 * advantage),
     '0A': dict(advantage=0 * advantage),
     'the advantage': dict(advantage=-advantage),
-    'the reference': dict(gap_ref=new_gap),
+    'the reference': dict(gap_ref=new_gap, gap_teacher=new_gap),
     'the ratio': dict(log_ratio=new_ratio),
     'log pi': dict(logp_old=new_old),
     'the reward': dict(reward=new_reward),
@@ -438,6 +439,7 @@ def surrogate_row(
     beside.append(f'{_fit.number(facts.kl_in_reward)} k1 in the reward')
   elif 'the reference' in facts.depends_on:
     beside.append('the reference in A')
+  beside += ['the teacher in A'] * ('the teacher' in facts.depends_on)
   nonlinear = '; not proportional to A' * (regulariser.nonlinear > _FEW)
   beside = ' + '.join(beside) or 'none'
   texts = weight, ratio.text + nonlinear, beside, advantage
@@ -449,7 +451,8 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
 
   The policy differs from the reference, so that a KL in the reward acts. Only
   in 'the reference' the two are equal. There the advantages are compared with
-  known forms, because such a KL is 0. In 'the position' every token stands one
+  known forms, because such a KL is 0. The teacher differs from the policy only
+  in 'the teacher'. In 'the position' every token stands one
   place later in its completion, the last one first.
   """
   random = np.random.default_rng(1)
@@ -484,6 +487,7 @@ def _probes(subject: _probe.Subject) -> _probe.Probes:
     'the entropy': dict(entropy=new_entropy),
     'log pi_old': dict(logp_old=new_old),
     'the reference': dict(gap_ref=0.0),
+    'the teacher': dict(gap_teacher=gap),
   }
   probes = subject.probes(base, changes)
   probe, late = probes['base'], np.zeros(shape, np.int32)
@@ -598,7 +602,8 @@ def _advantage(probes: _probe.Probes, read: dict) -> tuple[str, Advantage]:
     text += f'shift-invariant, {scale}, {_fit.depends(facts.depends_on)}'
     return text, facts
   text += form.text
-  known = ['the reward'] + ['the entropy'] * ('<H>' in form.text)
+  known = ['the reward', 'the teacher']  # which stands beside the regulariser
+  known += ['the entropy'] * ('<H>' in form.text)
   if any(sign in form.text for sign in ('token', 'L', '<H>')):
     known += ['lengths']
   if not whole:

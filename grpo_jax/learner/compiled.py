@@ -47,6 +47,8 @@ class Compiled:
     credit: `step.credit(batch, loss_state)`.
     score: `gradient.score_all(frozen, params, layout, num_micro, shape,
       with_entropy)`; the last two are static.
+    score_teacher: `gradient.score_teacher(params, layout, num_micro, shape)`;
+      the last is static.
     step: `step.train_step(frozen, state, batch, prompts, layout, num_micro,
       rollout_start, number, watch)`; the state is donated, `watch` is static.
     finish: `step.rollout_end(frozen, params, batch, loss_state, prompts,
@@ -60,6 +62,7 @@ class Compiled:
   refresh: Jitted
   credit: Jitted
   score: Jitted
+  score_teacher: Jitted
   step: Jitted
   finish: Jitted
   fill: Jitted
@@ -105,6 +108,7 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
       gradient.score_all,
       static_argnums=(4, 5),
     ),
+    score_teacher=jit(gradient.score_teacher, static_argnums=3),
     step=jit(
       step_lib.train_step,
       donate_argnums=1,

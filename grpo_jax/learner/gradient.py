@@ -13,6 +13,7 @@ was. The first has no gradient; so its total is found in a forward pass before
 the others, and the second is one more output of the model to pull back from.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -69,6 +70,35 @@ def score_all(
 
   trees = [offload.to_device(params)]
   return row_shards.run(on_shard, learner, frozen, trees, num_micro, layout)[1]
+
+
+def score_teacher(
+  learner: Learner,
+  params: Any,
+  layout: Layout,
+  num_micro: Array,
+  shape: tuple[int, ...],
+) -> Scores:
+  """`score_all` by the teacher.
+
+  Args:
+    learner: What stays the same from update to update; it has a teacher.
+    params: All of the teacher's parameters, which may lie on the host.
+    layout: Micro-batches, [N, rows, ...].
+    num_micro: i32[], how many of the N hold anything.
+    shape: (P, G, T).
+
+  Returns:
+    f32[P,G,T]; 0 for completions in no row.
+  """
+  teacher = learner.teacher
+  assert teacher is not None  # else nothing reads these scores
+  axes = teacher.logical_axes
+  placement = dataclasses.replace(learner.placement, logical_axes=axes)
+  scores = dataclasses.replace(
+    learner, scoring=teacher.scoring, placement=placement, expert_balance=0.0
+  )
+  return score_all(scores, None, params, layout, num_micro, shape)
 
 
 def differentiate(

@@ -1,10 +1,12 @@
 """What a method reads of policies: which, and who gives it.
 
-The old policy drew the rollout, and the reference is the one that a method
-stays close to. The sampler has given the log-probabilities of the tokens that
-it drew; the learner scores what else is needed, before the first update.
+The old policy drew the rollout, the reference is the one that a method stays
+close to, and the teacher is a second model that it learns from. The sampler has
+given the log-probabilities of the tokens that it drew; the learner scores what
+else is needed, before the first update.
 """
 
+from collections.abc import Callable
 from typing import Any
 from typing import Protocol
 
@@ -52,13 +54,35 @@ def score(
     params: Of the policy, or of the reference.
     with_entropy: Whether to compute the entropy too.
   """
+  call = layouts.compiled.score
+  return _joined(
+    layouts, lambda *stack: call(frozen, params, *stack, with_entropy)
+  )
+
+
+def score_teacher(layouts: Layouts, params: Any) -> Scores:
+  """`Scores` f32[P,G,T] of the completions of a rollout, by the teacher.
+
+  Args:
+    layouts: How its completions lie in rows.
+    params: All of the teacher's parameters.
+  """
+  call = layouts.compiled.score_teacher
+  return _joined(layouts, lambda *stack: call(params, *stack))
+
+
+def _joined(layouts: Layouts, scored: Callable[..., Scores]) -> Scores:
+  """The scores of all optimizer batches, [P,G,T].
+
+  Args:
+    layouts: Of the rollout.
+    scored: `(rows, used, shape) -> Scores` of one.
+  """
   parts = []
   for chosen in layouts.first_epoch():
     rows, used = layouts.stack(chosen)
     shape = (len(chosen), *layouts.rollout.batch.mask.shape[1:])
-    parts.append(
-      layouts.compiled.score(frozen, params, rows, used, shape, with_entropy)
-    )
+    parts.append(scored(rows, used, shape))
   return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
@@ -69,6 +93,7 @@ def with_policies(
   rollout: Rollout,
   step: int,
   score: Score,
+  score_teacher: Callable[[], Scores],
 ) -> tuple[losses.Batch, int]:
   """The batch with the log-probabilities, entropy and noise that are needed.
 
@@ -79,9 +104,11 @@ def with_policies(
     rollout: What was drawn.
     step: Number of the rollout.
     score: Scores its completions.
+    score_teacher: Scores them by the teacher.
 
   Returns:
-    The batch [P,G,T], and how many forward passes over it were scored.
+    The batch [P,G,T], and how many forward passes over it the policy and the
+    reference took.
   """
   requires = learner.method.requires
   batch, shape = rollout.batch, rollout.batch.mask.shape
@@ -139,4 +166,7 @@ def with_policies(
       batch = batch._replace(logp_old=by_age(old.logp, sampler))
   if learner.with_reference:
     batch = batch._replace(logp_ref=score(state.reference).logp)
+  if learner.with_teacher:
+    taught = {'logp_teacher': score_teacher().logp}
+    batch = batch._replace(extras={**batch.extras, **taught})
   return batch, scored + learner.with_reference

@@ -23,6 +23,7 @@ from grpo_jax.learner import token_shards
 from grpo_jax.learner import updates
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import sharding
+from grpo_jax.models import Scores
 from grpo_jax.models.layout import LayoutSpec
 
 
@@ -41,7 +42,8 @@ def lowerings(
   Returns:
     For each program a function that lowers it: `train_step`, `credit`, and what
     scores before the first update: `score_all`, `score_entropy` if the entropy
-    is needed too, `score_reference` of a reference on the host.
+    is needed too, `score_reference` of a reference on the host, and
+    `score_teacher` if there is one.
   """
   compiled, spec, frozen = updater.compiled, updater.spec, updater.frozen
   mesh, learner, state = compiled.mesh, compiled.learner, compiled.abstract
@@ -49,25 +51,30 @@ def lowerings(
   lower = functools.partial(sharding.lower, mesh)
   chosen = next(updates.optimizer_batches(spec, prompts, 0))
   rows, used = layouts.abstract_stack(compiled, example, chosen, layout)
-  scoring = {}
+  part, scoring = (len(chosen), *shape[1:]), {}
+  nothing = np.zeros(shape, np.float32)
 
   # It notes the program; no parameters are there yet.
   def unscored(params, with_entropy=False):
-    part = len(chosen), *shape[1:]
     args = frozen, params, rows, used, part, with_entropy
     name = 'score_entropy' if with_entropy else 'score_all'
     if params is state.reference:
       (name,) = learner.reference_scorings
     scoring[name] = lambda: lower(compiled.score, *args)
-    nothing = jnp.asarray(np.zeros(shape, np.float32))
-    return jax.tree.map(lambda _: nothing, compiled.score.eval_shape(*args))
+    found = compiled.score.eval_shape(*args)
+    return jax.tree.map(lambda _: jnp.asarray(nothing), found)
+
+  def untaught():
+    args = updater.teacher, rows, used, part
+    scoring['score_teacher'] = lambda: lower(compiled.score_teacher, *args)
+    return Scores(jnp.asarray(nothing), None)
 
   # What the method reads must be there; its values do not matter. Tokens of an
   # earlier policy alone would not be scored.
   version = np.full(shape, step, np.int32)
   example = example._replace(batch=example.batch._replace(version=version))
   batch, _ = policies.with_policies(
-    learner, spec, state, example, step, unscored
+    learner, spec, state, example, step, unscored, untaught
   )
   batch = losses.with_required(learner.method, batch)
   batch = token_shards.placed(mesh, batch, abstract=True)
@@ -90,7 +97,8 @@ def scoring_names(updater: Updater) -> list[str]:
   with_entropy = 'entropy_old' in learner.method.requires
   own = 'score_entropy' if with_entropy else 'score_all'
   names = [own] if policies.scores_old(learner, updater.spec) else []
-  return names + learner.reference_scorings
+  names += learner.reference_scorings
+  return names + ['score_teacher'] * learner.with_teacher
 
 
 def memory_gib(

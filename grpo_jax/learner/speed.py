@@ -20,6 +20,7 @@ def metrics_of_speed(
   learn_passes: float,
   tokens_drawn: float | None = None,
   waited_secs: float | None = None,
+  teacher: Model | None = None,
 ) -> dict[str, float]:
   """Seconds, completion tokens per second, and model FLOP utilisation (MFU).
 
@@ -44,6 +45,7 @@ def metrics_of_speed(
       those of the rollout. Dynamic sampling drops some groups and keeps others
       for later, so it may sample more or fewer.
     waited_secs: How many of `sample_secs` the learner waited for; None: all.
+    teacher: The model that has scored the rollout once, if there is one.
 
   Returns:
     `sample_secs`, `learn_secs`, `step_secs` (learning and waiting),
@@ -66,7 +68,10 @@ def metrics_of_speed(
     # There are none if every episode of the rollout has failed.
     share = drawn / max(tokens, 1)
     measured['mfu_sample'] = flops * share / sample_secs / peak
-    measured['mfu_learn'] = learn_passes * flops / learn_secs / peak
+    learned = learn_passes * flops
+    if teacher is not None:
+      learned += forward_flops(rollout, teacher) or 0.0
+    measured['mfu_learn'] = learned / learn_secs / peak
   return measured
 
 

@@ -211,6 +211,7 @@ def metrics_of_terms(
     - `kl_old_k1` and `kl_old_k3`, of KL(old || policy), nats;
     - `kl_ref_k1` and `kl_ref_k3`, of KL(policy || reference), nats, as far as
       the tokens are the policy's own, if there is a reference;
+    - `kl_teacher_k1` and `kl_teacher_k3`, likewise of a teacher;
     - `log_ratio`, a histogram, `ratio_max` and `ratio_min`, of the ratio that
       the objective takes: pooled over the completion, say;
     - `ess_token` and `ess_sequence`, effective sample size over sample size, of
@@ -243,6 +244,8 @@ def metrics_of_terms(
   }
   if batch.logp_ref is not None:
     wanted |= _kl('kl_ref', batch.logp_ref - logp, kept)
+  if (teacher := batch.extras.get('logp_teacher')) is not None:
+    wanted |= _kl('kl_teacher', teacher - logp, kept)
   if sampler is not None:
     # `logp_sampler` is of the policy after the filters, but the learner scores
     # the whole policy. Tokens that an earlier policy drew differ for another

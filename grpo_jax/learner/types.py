@@ -171,6 +171,19 @@ class Measuring:
 
 
 @dataclasses.dataclass(frozen=True)
+class Teacher:
+  """A second model, which scores completions and is never updated.
+
+  Attributes:
+    scoring: How it scores rows, which are those of the policy.
+    logical_axes: The model's; see `sharding.param_shardings`.
+  """
+
+  scoring: Scoring
+  logical_axes: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Learner:
   """What stays the same from update to update.
 
@@ -185,6 +198,7 @@ class Learner:
       forward pass; see `gradient.differentiate`.
     compute_all: Whether updates compute completions without an advantage though
       the method finds nothing in them; see `LossTransform`.
+    teacher: The model that gives `logp_teacher`, if the method reads it.
   """
 
   method: losses.LossTransform
@@ -194,6 +208,7 @@ class Learner:
   measuring: Measuring = Measuring()
   expert_balance: float = 0.0
   compute_all: bool = True
+  teacher: Teacher | None = None
 
   def __post_init__(self):
     if self.expert_balance and self.scoring.score_routed is None:
@@ -216,6 +231,11 @@ class Learner:
   def with_reference(self) -> bool:
     """Whether the loss reads a reference policy."""
     return 'logp_ref' in self.method.requires
+
+  @property
+  def with_teacher(self) -> bool:
+    """Whether the loss reads a teacher."""
+    return 'logp_teacher' in self.method.requires
 
   @property
   def reference_scorings(self) -> list[str]:

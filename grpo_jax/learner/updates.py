@@ -45,12 +45,14 @@ class Updater:
     frozen: Parameters of the model that no update changes, such as the weights
       beside adapters; None: there are none. Where programs are only lowered,
       shapes, dtypes and shardings will do.
+    teacher: Parameters of the teacher, likewise; None: there is none.
   """
 
   compiled: Compiled
   spec: UpdateSpec
   layout: LayoutSpec
   frozen: Any
+  teacher: Any = None
 
   def joined(self, params: Any) -> Any:
     """The trained parameters and the frozen ones, as the model takes them."""
@@ -96,7 +98,13 @@ def credit_rollout(
   layouts = Layouts(compiled, rollout, layout, spec.batches)
   score = functools.partial(policies.score, layouts, updater.frozen)
   batch, scorings = policies.with_policies(
-    compiled.learner, spec, state, rollout, step, score
+    compiled.learner,
+    spec,
+    state,
+    rollout,
+    step,
+    score,
+    functools.partial(policies.score_teacher, layouts, updater.teacher),
   )
   logp_old, batch = batch.logp_old, token_shards.placed(compiled.mesh, batch)
   batch, loss_state, measured = compiled.credit(batch, state.loss_state)

@@ -162,6 +162,8 @@ from grpo_jax.losses._stages import on_weighted_advantage
 from grpo_jax.losses._stages import set_advantage
 from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._stages import set_weight
+from grpo_jax.losses._teacher import add_teacher_advantage
+from grpo_jax.losses._teacher import add_teacher_kl
 from grpo_jax.losses._trie import SharedPrefix
 from grpo_jax.losses._trie import prefix_summary
 from grpo_jax.losses._trie import recenter_branches
@@ -197,6 +199,8 @@ __all__ = (
   'add_entropy_bonus',
   'add_kl',
   'add_penalty',
+  'add_teacher_advantage',
+  'add_teacher_kl',
   'arguments_from_run',
   'average_ratio',
   'batch_from_rows',

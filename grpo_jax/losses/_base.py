@@ -69,7 +69,8 @@ class Batch(NamedTuple):
       f32[P,G,N], the parts of the reward that turns were given; `turn_state`
       i32[P,G,N], equal numbers where turns of a group began in the same state.
       `age` f32[P,G,T] is by how many versions the policy that learns is newer
-      than `version`; `credit` gets no version to compare with.
+      than `version`; `credit` gets no version to compare with. `logp_teacher`
+      f32[P,G,T] is the log-probability under a teacher, nats.
   """
 
   tokens: Array | None
@@ -232,6 +233,8 @@ _PER_TOKEN = (
 )  # fmt: skip
 _PER_COMPLETION = ('valid', 'reward', 'truncated')
 
+_TEACHER = 'logp_teacher'  # in extras, and checked as `logp_ref` is
+
 # Below the logarithm of any float64 number above 0, in nats.
 _LEAST_LOGP = -1000.0
 
@@ -292,7 +295,11 @@ def check_batch(batch: Batch) -> Batch:
     )
   shape = batch.mask.shape
   fields = batch._asdict()
-  wanted = {name: shape for name in ('tokens', *_PER_TOKEN)}
+  extras = dict(batch.extras)
+  of_tokens = _PER_TOKEN
+  if _TEACHER in extras:
+    fields[_TEACHER], of_tokens = extras[_TEACHER], (*_PER_TOKEN, _TEACHER)
+  wanted = {name: shape for name in ('tokens', *of_tokens)}
   wanted |= {name: shape[:2] for name in _PER_COMPLETION}
   for name, want in wanted.items():
     if fields[name] is not None and jnp.shape(fields[name]) != want:
@@ -311,7 +318,7 @@ def check_batch(batch: Batch) -> Batch:
       )
   valid = batch.valid.astype(bool)
   mask = batch.mask.astype(bool) & valid[:, :, None]
-  for name in _PER_TOKEN:
+  for name in of_tokens:
     if fields[name] is not None:
       # Not a product with the mask, because 0 times NaN is NaN. `where` with a
       # 0 turns the booleans of `keep` into integers, and `wide` turns them
@@ -322,6 +329,8 @@ def check_batch(batch: Batch) -> Batch:
       if name.startswith('logp_'):
         value = jnp.maximum(value, _LEAST_LOGP)
       fields[name] = value
+  if _TEACHER in extras:
+    extras[_TEACHER] = fields[_TEACHER]
   # `reward_parts` may have any number of axes behind [P,G].
   parts_valid = valid.reshape(
     valid.shape + (1,) * (batch.reward_parts.ndim - 2)
@@ -335,6 +344,7 @@ def check_batch(batch: Batch) -> Batch:
       parts_valid, at_least_float32(batch.reward_parts), 0
     ),
     truncated=batch.truncated.astype(bool) & valid,
+    extras=extras,
   )
 
 

@@ -54,21 +54,41 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
     and Munos, `On a few pitfalls in KL divergence gradient estimation for RL
     <https://arxiv.org/abs/2506.09477>`_, 2025 (score)
   """
-  _ops.check_numbers('add_kl', least=0, coefficient=coefficient)
+  logp_of = lambda batch: batch.logp_ref
+  elsewhere = 'reward with subtract_kl'
+  return kl_penalty('add_kl', 'ref', logp_of, elsewhere, coefficient, estimator)
+
+
+def kl_penalty(
+  name, other, logp_of, elsewhere, coefficient, estimator
+) -> LossTransform:
+  """The KL to another policy as a penalty; see `add_kl`.
+
+  Args:
+    name: Of the transform.
+    other: What its field and metrics call the other policy: 'ref', 'teacher'.
+    logp_of: From a `Batch` to that policy's log-probabilities, f32[P,G,T].
+    elsewhere: Where else the KL may go, for the error.
+    coefficient: Factor of the penalty, per nat.
+    estimator: See `add_kl`.
+
+  Raises:
+    ValueError: `'k1'`, whose expected gradient is zero, or an unknown name.
+  """
+  _ops.check_numbers(name, least=0, coefficient=coefficient)
   if estimator == 'k1':
     raise ValueError(
-      "add_kl got estimator='k1'; as a loss its expected gradient is zero, so "
+      f"{name} got estimator='k1'; as a loss its expected gradient is zero, so "
       "it does nothing but add noise. Give 'k1_score', 'k2' or 'k3', put the "
-      f'KL into the reward with subtract_kl, or give {_K1!r} if this is what '
-      'you want.'
+      f'KL into the {elsewhere}, or give {_K1!r} if this is what you want.'
     )
   if estimator not in (*_ESTIMATORS, _K1):
     raise ValueError(
-      f'add_kl got estimator={estimator!r}; give one of {_ESTIMATORS}.'
+      f'{name} got estimator={estimator!r}; give one of {_ESTIMATORS}.'
     )
 
   def penalty(terms, batch, coefficient):
-    gap = batch.logp_ref - terms.logp
+    gap = logp_of(batch) - terms.logp
     if estimator in (_K1, 'k1_score'):
       kl = -gap
     elif estimator == 'k2':
@@ -77,8 +97,8 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
       # expm1, as e^x - 1 loses its digits near x = 0, where policies start.
       kl = _ops.saturating_expm1(gap) - gap
     metrics = {
-      'kl_ref': lax.stop_gradient(kl),
-      'saturated_ref': gap > _ops.MAX_LOG_RATIO,
+      f'kl_{other}': lax.stop_gradient(kl),
+      f'saturated_{other}': gap > _ops.MAX_LOG_RATIO,
     }
     if estimator == 'k3_weighted':
       moved = terms.logp - _ops.old_logp(terms, batch)
@@ -90,7 +110,10 @@ def add_kl(coefficient, estimator='k3') -> LossTransform:
       kl = lax.stop_gradient(kl) * (1 + unmoved)
     return coefficient * kl, metrics
 
-  return add_penalty(penalty, requires=('logp_ref',), coefficient=coefficient)
+  penalty.__qualname__ = name  # for the errors of the stage
+  return add_penalty(
+    penalty, requires=(f'logp_{other}',), coefficient=coefficient
+  )
 
 
 def _weighted(log_ratio, k3, gap):

@@ -52,6 +52,11 @@ REINFORCE, the methods derived from it, and imitation:
 - `positive_nll`: a clip, and imitation of good completions (2504.05118)
 - `supervised`: maximum likelihood of given completions
 
+A teacher, a second model that scores what the policy has drawn:
+
+- `opd`: on-policy distillation, the teacher's log-probability as the credit of
+  each token, alone or beside rewards (2306.13649, 2601.02780)
+
 Another credit for a completion or for its tokens:
 
 - `passk`: for the success of any k completions (2508.10751)
@@ -159,6 +164,7 @@ from grpo_jax.losses._penalty import imitate_positives
 from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._penalty import penalize_covariance
 from grpo_jax.losses._penalty import pull_to_old
+from grpo_jax.losses._teacher import add_teacher_advantage
 from grpo_jax.losses._turns import add_credit_by_state
 from grpo_jax.losses._turns import leave_one_out_to_go
 from grpo_jax.losses._turns import mean_over_turns
@@ -202,6 +208,7 @@ __all__ = (
   'luspo',
   'maxrl',
   'mt_grpo',
+  'opd',
   'opo',
   'passk',
   'positive_nll',
@@ -1008,6 +1015,40 @@ def reinforce_pp_baseline(
     ppo_clip(low, high),
     # As a loss, k2 has the gradient of KL(policy || reference).
     *maybe_kl(kl_coefficient, 'k2'),
+  )
+
+
+def opd(coefficient=1.0, reward_coefficient=0.0) -> LossTransform:
+  r"""On-policy distillation: the teacher judges each token of the policy.
+
+  .. math::
+    J = \frac{1}{N} \sum_{i,t} s_{it} A_{it}, \quad
+    A_{it} = a (r_i - \bar r) + c \, \bigl(\log \pi_{teacher}(o_{it}) -
+      \log \pi_{old}(o_{it})\bigr)
+
+  Its expected gradient on policy is that of -c KL(policy || teacher) at each
+  token. Rewards are not needed: with `reward_coefficient` 0 they are measured
+  and nothing else, and a group may be a single completion.
+
+  The papers leave open how tokens are weighed; here it is the mean over all of
+  them. Released code has the plain ratio, a clipped one (`ppo_clip`), or the
+  ratio as a gate (`mask_token_importance`, MiMo-V2).
+
+  Args:
+    coefficient: `c`, per nat.
+    reward_coefficient: `a`; above 0 the rewards of the run count too.
+
+  References:
+    Agarwal et al., `On-Policy Distillation of Language Models
+    <https://arxiv.org/abs/2306.13649>`_, 2023; Lu et al., `On-Policy
+    Distillation <https://thinkingmachines.ai/blog/on-policy-distillation>`_,
+    2025; Xiaomi, `MiMo-V2-Flash <https://arxiv.org/abs/2601.02780>`_, 2026
+  """
+  return chain(
+    center_by_group(),
+    add_teacher_advantage(coefficient, reward_coefficient),
+    mean_over_tokens(),
+    importance_weighted(),
   )
 
 

@@ -81,6 +81,7 @@ GROUPS: dict[str, dict[str, Row]] = {
     'entropy': Row('entropy', _NATS),
     'kl_old_k3': Row('KL from sampling policy', _NATS),
     'kl_ref_k3': Row('KL from reference', _NATS),
+    'kl_teacher_k1': Row('KL from teacher', _NATS),
     **CLIPPED,
     'ratio_p01': Row('1st percentile ratio', '', 2),
     'ratio_p99': Row('99th percentile ratio', '', 2),

@@ -152,9 +152,11 @@ def _needs(
   most = completions * (1 + config.sampler.resample_rounds)
   # Forward passes: what updates are worth, and those before the updates.
   passes = (2 if config.lora.rank else 3) * update.spec.epochs
-  scorings = len(programs.scoring_names(update))
+  names = programs.scoring_names(update)
+  scorings = sum(name != 'score_teacher' for name in names)
+  teacher = parts.run.teacher
 
-  def forward(tokens: float, number: int) -> float:
+  def forward(tokens: float, number: int, model=model) -> float:
     """FLOPs of a forward pass over completions, at least.
 
     Attention grows faster than length, so equal lengths cost least.
@@ -172,6 +174,8 @@ def _needs(
     needed = tokens * row.get('needed_tokens', 1.0)
     flops = passes * forward(needed, completions)
     flops += scorings * forward(tokens, completions)
+    if teacher is not None:
+      flops += forward(tokens, completions, teacher.model.config)
     longest = row.get('length_tokens_max', 1.0)
     steps = longest if most == completions else 1.0
     return (

@@ -8,7 +8,9 @@ has the greatest length. All numbers are of one device. "Gathered" weights are
 whole over `fsdp`, and still split over `tensor` and `expert`.
 """
 
+import copy
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -89,8 +91,10 @@ class Weights:
     trained: As the learner holds them.
     moments: Of the optimizer, with its counters, unless they lie on the host.
     reference: 0 if the method has none, or if it lies on the host.
+    teacher: Likewise; 0 too if it is what adapters leave alone.
     host_moments: Of the optimizer, in the memory of the host.
     host_reference: In the memory of the host.
+    host_teacher: Likewise.
     frozen: Of what adapters leave alone.
     older: Of the trained parameters of further versions by which rollouts may
       be drawn ahead, as decoding reads them; 0 if none are. On devices that
@@ -127,6 +131,8 @@ class Weights:
   scattered: int
   host_moments: int = 0
   host_reference: int = 0
+  teacher: int = 0
+  host_teacher: int = 0
   older: int = 0
   newer: int = 0
   published: int = 0
@@ -137,12 +143,13 @@ class Weights:
   @property
   def state(self) -> int:
     """What stays in the device's memory all the time."""
-    return self.trained + self.moments + self.reference + self.frozen
+    beside = self.reference + self.frozen + self.teacher
+    return self.trained + self.moments + beside
 
   @property
   def on_host(self) -> int:
     """What lies in the memory of the host, for one device."""
-    return self.host_moments + self.host_reference
+    return self.host_moments + self.host_reference + self.host_teacher
 
   def read(
     self, tokens: float, mixture: models.Experts | None, draws: bool = False
@@ -172,51 +179,85 @@ def count_weights(parts: Abstract) -> Weights:
   whole = parts.updater.joined(state.params)
   read = parts.engine.decoding_params(whole)
   gathered = _placed(read, mesh, parts.engine.model)
-  compute = jnp.dtype(model.compute_dtype).itemsize
-  width, vocab = model.width, model.vocab_size
-  tied = model.tied_embeddings
-
-  def table(mesh):
-    split = mesh.shape['tensor'] if vocab % mesh.shape['tensor'] == 0 else 1
-    return width * vocab * compute // split
-
   drawn = build_model.split(parts.engine.model, read).trained
-
-  def over_fsdp(tree):
-    return [x for x in jax.tree.leaves(tree) if 'fsdp' in _axes_of(x)]
-
-  def experts(tree):
-    return on_device(
-      [
-        leaf
-        for path, leaf in jax.tree.leaves_with_path(tree)
-        if 'experts' in sharding.path_names(path)
-      ]
-    )
-
+  tied, taught = model.tied_embeddings, parts.updater.teacher
+  if run.teacher is not None and run.teacher.is_base:
+    taught = None  # it is counted as `frozen`
   return Weights(
-    number=sum(math.prod(x.shape) for x in jax.tree.leaves(whole)),
+    **_of_model(model, whole, gathered, mesh),
     trained=on_device(state.params),
     moments=on_device(state.opt_state),
     reference=on_device(state.reference),
     frozen=on_device(parts.updater.frozen),
-    gathered=on_device(gathered),
     sampled=on_device(read),
-    head=table(mesh),
-    table=0 if tied else table(mesh),
-    experts=experts(gathered),
-    fetched=mesh.shape['fsdp']
-    * compute
-    * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in over_fsdp(whole)),
-    scattered=on_device(over_fsdp(state.params)),
+    scattered=on_device(_over_fsdp(state.params)),
     host_moments=on_host(state.opt_state),
     host_reference=on_host(state.reference),
+    teacher=on_device(taught),
+    host_teacher=on_host(taught),
     older=_older(parts, drawn),
     newer=_newer(parts, drawn),
     published=_whole(drawn),
     renewed=on_device(drawn),
-    sampled_experts=experts(read),
-    sampled_table=0 if tied else table(run.sampling_mesh),
+    sampled_experts=_experts(read),
+    sampled_table=0 if tied else _table(model, run.sampling_mesh),
+  )
+
+
+def count_teacher(parts: Abstract) -> Weights:
+  """The parameters of a run's teacher, which nothing trains or samples from."""
+  run = parts.run
+  assert run.teacher is not None
+  whole, gathered = parts.teacher()
+  found = _of_model(run.teacher.model.config, whole, gathered, run.mesh)
+  nothing = dict.fromkeys(('trained', 'moments', 'reference', 'scattered'), 0)
+  held = on_device(parts.updater.teacher)
+  return Weights(**found, **nothing, frozen=held, sampled=found['gathered'])
+
+
+def _of_model(
+  model: models.ModelConfig, whole: Any, gathered: Any, mesh: Any
+) -> dict[str, int]:
+  """The fields of `Weights` that depend on one model alone, by name.
+
+  Args:
+    model: The shape.
+    whole: All of its parameters, as the learner has them.
+    gathered: Likewise in the compute dtype, gathered.
+    mesh: Of the learner.
+  """
+  split = [x.sharding.shard_shape(x.shape) for x in _over_fsdp(whole)]
+  shards = mesh.shape['fsdp'] * jnp.dtype(model.compute_dtype).itemsize
+  return {
+    'number': sum(math.prod(x.shape) for x in jax.tree.leaves(whole)),
+    'gathered': on_device(gathered),
+    'head': _table(model, mesh),
+    'table': 0 if model.tied_embeddings else _table(model, mesh),
+    'experts': _experts(gathered),
+    'fetched': shards * sum(map(math.prod, split)),
+  }
+
+
+def _table(model: models.ModelConfig, mesh: Any) -> int:
+  """Bytes of an embedding on one device, in the compute dtype."""
+  vocab, tensor = model.vocab_size, mesh.shape['tensor']
+  size = jnp.dtype(model.compute_dtype).itemsize
+  return model.width * vocab * size // (tensor if vocab % tensor == 0 else 1)
+
+
+def _over_fsdp(tree: Any) -> list[Any]:
+  """The arrays that are split over `fsdp`."""
+  return [x for x in jax.tree.leaves(tree) if 'fsdp' in _axes_of(x)]
+
+
+def _experts(tree: Any) -> int:
+  """Bytes of the experts of all layers, on one device."""
+  return on_device(
+    [
+      leaf
+      for path, leaf in jax.tree.leaves_with_path(tree)
+      if 'experts' in sharding.path_names(path)
+    ]
   )
 
 
@@ -489,9 +530,13 @@ class Arithmetic:
     columns = math.ceil(self.rows.columns / parts_of_row)
     self._tokens_here = self.rows.rows // self.shards * columns
     self._columns = self.rows.micro * self._tokens_here
+    self._measure(self.model, self.weights)
+
+  def _measure(self, model: models.ModelConfig, weights: Weights) -> None:
+    """Notes what depends on a model that reads the rows."""
+    self.model, self.weights = model, weights
     # Bytes of a number in the compute dtype, and of a token in the residual
     # stream.
-    model = self.model
     self._compute = jnp.dtype(model.compute_dtype).itemsize
     self._stream = model.width * jnp.dtype(model.residual_dtype).itemsize
     # Positions of a chunk of logits on each data shard.
@@ -500,13 +545,21 @@ class Arithmetic:
     )
     # The gathered weights of one layer, and how large the sampler's weights are
     # beside those of a pass.
-    weights = self.weights
     inside = weights.gathered - weights.head - weights.table
     self._layer = inside / model.num_layers
     self._sampled_share = weights.sampled / weights.gathered
     # Weights that a pass gathers: the embedding is looked up where it lies.
     is_split = self.mesh.shape['fsdp'] > 1
     self._fetched = weights.fetched - weights.table * is_split
+
+  @functools.cached_property
+  def teacher(self) -> 'Arithmetic':
+    """Of a run with a teacher: the same rows, when the teacher scores them."""
+    spec, found = self.parts.run.teacher, copy.copy(self)
+    assert spec is not None
+    model = as_computed(spec.model.config, self.platform)
+    found._measure(model, count_teacher(self.parts))
+    return found
 
   def _experts_split(self, mesh: Any) -> int:
     """Over how many devices of a mesh experts are split."""
@@ -615,6 +668,8 @@ class Arithmetic:
 
   def arguments(self, program: str) -> float:
     """Weights and caches that one of `compiling.PROGRAMS` is given, bytes."""
+    if program == 'score_teacher':
+      return self.teacher.arguments('score_all')
     weights, held = self.weights, sum(self.held(program).values())
     given = {
       'grow': held - weights.sampled,
@@ -632,6 +687,9 @@ class Arithmetic:
     Args:
       program: One of `compiling.PROGRAMS`.
     """
+    if program == 'score_teacher':
+      away = float(self.weights.host_teacher)
+      return self.teacher.memory('score_all') | {'teacher from the host': away}
     if program.startswith('score'):
       return self._scoring(program)
     if program in LEARNING_STEPS:
@@ -824,6 +882,8 @@ class Arithmetic:
   def attention_flops(self, program: str) -> float:
     """Of `work`, what scores and weighs keys; it has no weights to freeze."""
     passes, mesh = 1.0, self.sampling_mesh
+    if program == 'score_teacher':
+      return self.teacher.attention_flops('score_all')
     if program == 'decode':
       counted = 0.0, self._drawn * self.group
     elif program in LEARNING_STEPS or program.startswith('score'):
@@ -845,6 +905,8 @@ class Arithmetic:
     summed over `tensor` and brought to their experts; nothing to the host.
     """
     weights = self.weights
+    if program == 'score_teacher':
+      return self.teacher.work('score_all')
     if program in LEARNING_STEPS:
       micro, passes = self.rows.micro, 2 + (self.model.remat != 'none')
       kept = weights.trained - weights.scattered

@@ -47,6 +47,7 @@ PROGRAMS = (
   'score_all',
   'score_entropy',
   'score_reference',
+  'score_teacher',
   'prepare',
   'prefill',
   'read',

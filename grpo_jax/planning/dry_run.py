@@ -64,7 +64,9 @@ def inspect(
   run = build.run(config)
   if run.warm_up is not None:
     run.warm_up.demonstrations()  # not used here, but it may raise
-  updater = build.updater(run, build.frozen_params(run))
+  frozen = build.frozen_params(run)
+  teacher = build.teacher_params(run, frozen)
+  updater = build.updater(run, frozen, teacher=teacher)
   sampling.loader(run, updater)(build.initial_params(run), 0)
   rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
@@ -151,6 +153,7 @@ def _memory_gib(
     'parameters': state.params,
     'optimizer state': state.opt_state,
     'reference': state.reference,
+    'teacher': None if run.teacher and run.teacher.is_base else updater.teacher,
   }
   here = {
     name: arithmetic.on_device(tree) / GIB for name, tree in parts.items()

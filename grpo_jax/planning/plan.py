@@ -29,7 +29,13 @@ from grpo_jax.planning.topologies import Topology
 from grpo_jax.run.build import build
 
 _SOMEWHERE = '127.0.0.1:1'  # where nobody is
-LEARNING = (*LEARNING_STEPS, 'score_all', 'score_entropy', 'score_reference')
+LEARNING = (
+  *LEARNING_STEPS,
+  'score_all',
+  'score_entropy',
+  'score_reference',
+  'score_teacher',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -417,7 +423,8 @@ def count_calls(counted: Arithmetic) -> dict[str, int]:
   return {**calls, 'train_step': counted.updates}
 
 
-_OF_LEARNER = 'parameters', 'moments', 'reference'  # parts of memory
+# Parts of memory.
+_OF_LEARNER = 'parameters', 'moments', 'reference', 'teacher'
 
 
 def plan_program(
@@ -430,6 +437,7 @@ def plan_program(
     'parameters': float(weights.trained + weights.frozen),
     'moments': float(weights.moments),
     'reference': float(weights.reference),
+    'teacher': float(weights.teacher),
     'older parameters': float(weights.older),
     **counted.held(name),
   }
@@ -636,16 +644,18 @@ def _to_fit(plan: Plan) -> list[str]:
         'Set config.learner.row_completions to a divisor of the group: rows '
         'become shorter.'
       )
-  state = sum(
-    memory.get(name, 0) for name in ('parameters', 'moments', 'reference')
-  )
+  state = sum(memory.get(name, 0) for name in _OF_LEARNER)
   if state > 0.3 * plan.capacity:
     found.append(
       f'Split parameters and moments further: they take {state / GIB:.1f} GiB '
       f'of each device with fsdp={plan.mesh["fsdp"]}, tensor='
       f'{plan.mesh["tensor"]}.'
     )
-  for part, field in (('moments', 'optim'), ('reference', 'reference')):
+  for part, field in (
+    ('moments', 'optim'),
+    ('reference', 'reference'),
+    ('teacher', 'teacher'),
+  ):
     if memory.get(part, 0) > 0.1 * plan.capacity:
       found.append(
         f'Set config.{field}.offload=True: the {part} '

@@ -221,6 +221,7 @@ def measure(
     ),
     delivery.tokens,
     delivery.waited_secs,
+    run.teacher and run.teacher.model,
   )
   measured |= host_memory.metrics_of_memory()
   compiled = session.compilations.warning(learned.layouts.shapes())

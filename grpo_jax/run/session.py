@@ -42,6 +42,7 @@ from grpo_jax.run.build import method as build_method
 from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import pins
 from grpo_jax.run.build import rewards as build_rewards
+from grpo_jax.run.build import teacher as build_teacher
 from grpo_jax.run.jobs import learning as learning_jobs
 from grpo_jax.run.keep import bucket
 from grpo_jax.run.keep import fingerprints
@@ -117,7 +118,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       )
     workdir_lib.check_shared(workdir, peers)
     saves, saved = _restored(stack, screen, run, updater, start)
-    updater, frozen = _with_frozen(run, updater, screen, saved, peers)
+    updater, found = _with_frozen(run, updater, screen, saved, peers)
     progress = progress_lib.restored(saved, updater.layout) if saved else None
     versions = _recorded(run, start, screen, progress)
     layout, done, ends = updater.layout, 0, False
@@ -133,7 +134,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     monitor = stack.enter_context(_monitor(config, start, screen, progress))
     saves.warn = monitor.warn
     wait = functools.partial(progress_lib.at_once, start.stop, peers)
-    jobs = _jobs(stack, run, updater, frozen, start, screen)
+    jobs = _jobs(stack, run, updater, found['frozen'], start, screen)
     run = learning_jobs.elsewhere(jobs and jobs.desk, run)
     source = sampling.source(run, updater, replay, wait, jobs)
     stack.callback(source.close)
@@ -152,7 +153,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
           'replays': replay is not None,
           'config': dataclasses.asdict(config),
           'versions': versions,
-          'frozen': frozen,
+          **found,
         },
         watching.Failures(),
         watching.Compilations(),
@@ -189,7 +190,9 @@ def _built(
   with screen.phase('building the model and the data'):
     run = build.run(config, objects, shares=peers.number > 1)
     # Shapes alone: what is beside adapters is read after the checkpoint.
-    updater = build.updater(run, build.abstract_params(run).frozen)
+    frozen = build.abstract_params(run).frozen
+    teacher = build.abstract_teacher(run, frozen)
+    updater = build.updater(run, frozen, teacher=teacher)
   leaves = jax.tree.leaves(updater.compiled.abstract.params)
   screen.fact(
     'size',
@@ -329,16 +332,28 @@ def _with_frozen(
   screen: monitor_lib.Screen,
   saved: Restored | None,
   peers: processes.Processes,
-) -> tuple[Updater, list[int]]:
-  """The updater with what no update changes, and the fingerprint of that."""
+) -> tuple[Updater, dict[str, list[int]]]:
+  """The updater with what no update changes, and fingerprints of that.
+
+  They are those of 'frozen' and of 'teacher'; [] of what there is not.
+  """
   if updater.frozen is not None:
     with screen.phase('reading the weights that are not trained'):
       frozen = build.frozen_params(run)
     updater = dataclasses.replace(updater, frozen=frozen)
-  found = fingerprints.compute(updater.frozen)
+  if run.teacher is not None:
+    with screen.phase('reading the teacher'):
+      teacher = build.teacher_params(run, updater.frozen)
+    updater = dataclasses.replace(updater, teacher=teacher)
+  found = {
+    'frozen': fingerprints.compute(updater.frozen),
+    'teacher': fingerprints.compute(updater.teacher),
+  }
   if saved is not None:
+    path = run.config.teacher.path
     with peers.together():
-      build_model.check_frozen(saved, found, run.weights.path)
+      build_model.check_frozen(saved, found['frozen'], run.weights.path)
+      build_teacher.check_unchanged(saved, found['teacher'], path)
   return updater, found
 
 

@@ -16,7 +16,7 @@ FREE = {
   'generator.listen', 'generator.secret', 'generator.weights',
   'generator.wait_secs', 'engine.urls', 'engine.model', 'engine.folder',
   'engine.key_env', 'engine.concurrency', 'engine.timeout_secs',
-  'engine.retries', 'optim.offload',
+  'engine.retries', 'optim.offload', 'teacher.offload',
   'reference.offload', 'environment.where', 'environment.processes',
   'environment.sessions', 'environment.tool_secs', 'environment.episode_secs',
   'environment.memory_limit_gib', 'environment.retries',

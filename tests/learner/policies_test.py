@@ -14,6 +14,8 @@ from grpo_jax.learner import metrics
 from grpo_jax.learner import policies
 from grpo_jax.learner import programs
 from grpo_jax.learner import step as learner_lib
+from grpo_jax.learner.types import Scoring
+from grpo_jax.learner.types import Teacher
 from grpo_jax.losses import methods
 from grpo_jax.models import layout
 from tests import bigram
@@ -140,6 +142,41 @@ def test_each_requirement_is_supplied(case):
   assert passes == 1.5 * made.spec.epochs + case.scorings
 
 
+@pytest.mark.parametrize('anchor', ['learner', 'sampler'])
+def test_a_teacher_scores_a_rollout_once(anchor):
+  """By its own model and parameters; the old policy is scored besides."""
+
+  def halved(params, rows, with_entropy):
+    params = jax.tree.map(lambda x: x / 2, params)
+    return bigram.score(params, rows, with_entropy)
+
+  learner = bigram.make_learner(methods.opd())
+  learner = dataclasses.replace(
+    learner,
+    teacher=Teacher(Scoring(halved), learner.placement.logical_axes),
+    # A policy with experts, which the teacher has not.
+    scoring=dataclasses.replace(learner.scoring, score_routed=bigram.score),
+    expert_balance=0.1,
+  )
+  made = make_updater(
+    learner, bigram.params(), spec('shared', 4), batches=5, anchor=anchor
+  )
+  doubled = jax.tree.map(lambda x: 2 * x, bigram.params())
+  made = dataclasses.replace(made, teacher=doubled)
+  state = learner_lib.init(learner, bigram.params())
+  state = state._replace(params=moved())
+  batch, scorings = with_policies(made, state, bare())
+  assert scorings == (anchor == 'learner')
+  inside, wanted = batch.mask, scored('reference').logp
+  found = batch.extras['logp_teacher']
+  np.testing.assert_allclose(found[inside], wanted[inside], atol=2e-6)
+  names = ['score_all'] * scorings + ['score_teacher']
+  assert programs.scoring_names(made) == names
+  lowered = programs.lowerings(made, made.layout, bare())
+  assert {name for name in lowered if name.startswith('score')} == {*names}
+  lowered['score_teacher']()
+
+
 def test_the_sources_differ():
   """So that the test above tells one from another."""
   inside, given = bigram.rollout().batch.mask, bare(True).batch
@@ -196,7 +233,13 @@ def test_the_age_of_each_token_is_what_has_been_learned_since(measures, reads):
   version = np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE) % 4
   rollout = rollout._replace(batch=rollout.batch._replace(version=version))
   batch, _ = policies.with_policies(
-    learner, made.spec, state, rollout, 5, lambda *_: scored('policy')
+    learner,
+    made.spec,
+    state,
+    rollout,
+    5,
+    lambda *_: scored('policy'),
+    lambda: pytest.fail('the method reads no teacher'),
   )
   assert ('age' in batch.extras) == (reads or measures)
   if reads or measures:

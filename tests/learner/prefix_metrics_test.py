@@ -149,7 +149,7 @@ def test_closed_forms_of_the_contexts_of_turns(forks):
 
   def with_policies(rollout):
     return policies.with_policies(
-      learner, UpdateSpec(), unread, rollout, 0, unread
+      learner, UpdateSpec(), unread, rollout, 0, unread, unread
     )[0]
 
   given = with_policies(rollout)

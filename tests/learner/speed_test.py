@@ -1,5 +1,7 @@
 """Speed by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,15 @@ def test_flops_by_hand():
       'mfu_sample': expected / 2e3,
       'mfu_learn': 7 * expected / 4e3,
     }
+  )
+  # A teacher, of another size, has scored each token once.
+  two = dataclasses.replace(MODEL.config, num_layers=2)
+  taught = speed.metrics_of_speed(
+    rollout, 2.0, 4.0, MODEL, 1e3, 7, teacher=models.Transformer(two)
+  )
+  once = 2 * expected - 7 * head
+  assert taught == pytest.approx(
+    {**got, 'mfu_learn': (7 * expected + once) / 4e3}
   )
   # Dynamic sampling has drawn three times as many tokens as are learned from.
   more = speed.metrics_of_speed(

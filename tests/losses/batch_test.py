@@ -33,6 +33,22 @@ def test_an_invalid_completion_holds_zeros(parts):
     assert np.all(value[0, 0]) and not np.any(value[0, 1]), name
 
 
+def test_a_teacher_is_checked_as_a_reference_is():
+  mask = jnp.array([[[True, True, False], [True] * 3]])
+  given = jnp.array([[[-jnp.inf, -2.0, jnp.nan], [-3.0] * 3]])
+  batch = losses.make_batch(
+    mask, jnp.zeros((1, 2)), valid=VALID, extras={'logp_teacher': given}
+  )
+  found = losses.check_batch(batch)
+  np.testing.assert_array_equal(
+    found.extras['logp_teacher'], [[[-1000, -2, 0], [0] * 3]]
+  )
+  assert losses.check_batch(found).extras.keys() == {'logp_teacher'}
+  wrong = batch._replace(extras={'logp_teacher': given[..., :2]})
+  with pytest.raises(ValueError, match='logp_teacher has shape'):
+    losses.check_batch(wrong)
+
+
 def test_an_edited_reward_stays_zero_where_not_valid():
   method = losses.chain(
     losses.on_reward(lambda reward, batch: reward + 1), losses.use_reward()

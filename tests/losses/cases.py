@@ -83,6 +83,8 @@ METHODS = [
   _method('gpg'),
   _method('opo'),
   _method('maxrl'),
+  _method('opd'),
+  _method('opd', coefficient=0.5, reward_coefficient=2.0),
   _method('reinforce_pp', kl_coefficient=0.7),
   _method('reinforce_pp', kl_coefficient=0, **_SAMPLE),
   _method('reinforce_pp_baseline', kl_coefficient=0.7),
@@ -272,6 +274,22 @@ PARTS = [
     ),
     oracles.PARTS['add_kl-k1_score'],
   ),
+  *(
+    Entry(
+      name,
+      _with(
+        losses.center_by_group(),
+        _WEIGHT,
+        losses.score_function(),
+        losses.add_teacher_kl(0.3, *estimator),
+      ),
+      oracles.PARTS[name],
+    )
+    for name, estimator in {
+      'add_teacher_kl': (),
+      'add_teacher_kl-k3': ('k3',),
+    }.items()
+  ),
   Entry(
     'center_to_go_by_group',
     _with(
@@ -344,6 +362,7 @@ def make_case(seed=0, prompts=4, group=4, tokens=6, spread=0.4) -> oracles.Case:
     turn=np.minimum(np.cumsum(rng.random(shape) < 0.4, axis=-1), TURNS - 1),
     turn_reward=rng.choice([0.0, 0.25, 0.5], (*shape[:2], TURNS)),
     turn_state=rng.integers(0, 5, (*shape[:2], TURNS)),
+    logp_teacher=logp_old + spread * rng.standard_normal(shape),
   )
   return garbage(case, np.nan)
 
@@ -354,6 +373,7 @@ TURNS = 4
 
 _PER_TOKEN = (
   'logp', 'logp_old', 'logp_ref', 'logp_sampler', 'entropy_old', 'entropy',
+  'logp_teacher',
 )  # fmt: skip
 
 
@@ -389,6 +409,7 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
       'noise': jnp.asarray(case.noise, dtype),
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
       'age': jnp.asarray(_age(case), dtype),
+      'logp_teacher': jnp.asarray(case.logp_teacher, dtype),
       **_turns(case, dtype),
     },
     **of_policies,

@@ -52,6 +52,7 @@ def batch():
     turn=np.minimum(np.cumsum(rng.random(shape) < 0.4, axis=-1), 3),
     turn_reward=rng.choice([0.0, 0.25], (*shape[:2], 4)),
     turn_state=rng.integers(0, 4, (*shape[:2], 4)),
+    logp_teacher=logp_old + 0.5 * rng.standard_normal(shape),
   )
 
 

@@ -31,6 +31,7 @@ def expected_loss(*links, drawn_from=None, on_policy=True):
     jnp.zeros((5, 1)),
     logp_ref=log_softmax(REF),
     logp_old=drawn if drawn_from is not None or not on_policy else None,
+    extras={'logp_teacher': log_softmax(REF)},
   )
 
   @jax.jit
@@ -41,6 +42,50 @@ def expected_loss(*links, drawn_from=None, on_policy=True):
     return losses.surrogate_loss(method, logp, ready, state)[0]
 
   return run(jnp.asarray(LOGITS))
+
+
+def test_the_expected_gradient_of_a_teacher_is_that_of_the_kl():
+  """As an advantage, and as a penalty by each of its estimators."""
+  none = losses.constant_advantage(1.0)  # which the factor 0 leaves out
+  advantage = none, losses.add_teacher_advantage(1.0, 0.0)
+  value, gradient = expected_loss(*advantage, on_policy=False)
+  np.testing.assert_allclose(gradient, EXACT.gradient, **CLOSE)
+  _, twice = expected_loss(
+    none, losses.add_teacher_advantage(2.0, 1.0), on_policy=False
+  )
+  np.testing.assert_allclose(twice, 2 * EXACT.gradient, **CLOSE)
+  for estimator, wanted in (
+    ((), EXACT.gradient),
+    (('k3',), EXACT.k3),
+    (('k3_weighted',), EXACT.gradient),
+    (('k1_score',), EXACT.gradient),
+  ):
+    given, gradient = expected_loss(
+      losses.constant_advantage(0.0), losses.add_teacher_kl(1.0, *estimator)
+    )
+    np.testing.assert_allclose(gradient, wanted, **CLOSE)
+    if estimator:
+      np.testing.assert_allclose(given, EXACT.kl, **CLOSE)
+
+
+def test_a_teacher_and_a_reference_are_counted_apart():
+  case = cases.make_case()
+  method = losses.chain(
+    losses.methods.rloo(), losses.add_kl(0.3), losses.add_teacher_kl(0.3)
+  )
+  batch, state = cases.prepared(method, cases.to_batch(case))
+  _, terms = losses.surrogate_loss(method, case.logp, batch, state)
+  owned = case.mask & case.valid[:, :, None]
+  x = {
+    'ref': case.logp_ref - case.logp, 'teacher': case.logp_teacher - case.logp,
+  }  # fmt: skip
+  for name, wanted in (
+    ('ref', np.expm1(x['ref']) - x['ref']),
+    ('teacher', x['teacher'] ** 2 / 2),
+  ):
+    found = np.asarray(terms.metrics[f'kl_{name}'])
+    np.testing.assert_allclose(found[owned], wanted[owned], rtol=1e-9)
+  assert method.requires >= {'logp_ref', 'logp_teacher'}
 
 
 def penalty(estimator):
@@ -165,6 +210,12 @@ def test_k1_as_a_loss_is_refused_with_the_reason():
   assert message.endswith('.')
   for advice in ('subtract_kl', 'k1_with_zero_expected_gradient'):
     assert advice in message
+
+
+def test_k1_to_a_teacher_is_refused_with_other_advice():
+  with pytest.raises(ValueError, match='add_teacher_kl got') as caught:
+    losses.add_teacher_kl(0.1, 'k1')
+  assert 'advantage with add_teacher_advantage' in str(caught.value)
 
 
 def test_the_saturation_of_ratio_and_of_reference_are_counted_apart():

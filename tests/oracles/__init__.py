@@ -10,12 +10,14 @@ the notation; the files have the names of those in grpo_jax/losses/methods.
 """
 
 from collections.abc import Callable
+import functools
 
 from tests.oracles import _credit
 from tests.oracles import _entropy
 from tests.oracles import _parts
 from tests.oracles import _reinforce
 from tests.oracles import _sequence
+from tests.oracles import _teacher
 from tests.oracles import _token
 from tests.oracles import _trust
 from tests.oracles import _turns
@@ -48,6 +50,7 @@ METHODS: dict[str, Callable[..., Result]] = {
   'luspo': _sequence.luspo,
   'gcpo': _sequence.gcpo,
   'vespo': _sequence.vespo,
+  'opd': _teacher.opd,
   'grpo': _token.grpo,
   'dr_grpo': _token.dr_grpo,
   'dapo': _token.dapo,
@@ -74,6 +77,8 @@ PARTS: dict[str, Callable[..., Result]] = {
   'divide_by_group_deviation': _parts.batch_mean_over_deviation,
   'normalize_by_group-under_root': _parts.variance_plus_epsilon,
   'add_kl-k1_score': _parts.k1_score,
+  'add_teacher_kl': _teacher.kl_penalty,
+  'add_teacher_kl-k3': functools.partial(_teacher.kl_penalty, estimator='k3'),
   'center_to_go_by_group': _turns.centred_to_go,
   'mean_over_turns': _turns.mean_of_turns,
 }

@@ -46,6 +46,7 @@ class Case(NamedTuple):
   turn: np.ndarray | None = None  # i64[P, G, T]; None: there is one turn
   turn_reward: np.ndarray | None = None  # f64[P, G, N], parts of the reward
   turn_state: np.ndarray | None = None  # i64[P, G, N], what each began in
+  logp_teacher: np.ndarray | None = None  # f64[P, G, T], of a second model
 
 
 # Which tokens take part, and how many.

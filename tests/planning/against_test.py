@@ -3,14 +3,18 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import models
 from grpo_jax.commands import plan as command
+from grpo_jax.mesh import sharding
+from grpo_jax.models import weights
 from grpo_jax.planning import against
 from grpo_jax.planning import roofline
+from grpo_jax.run.build import build
 from tests import runs
 from tests.cli import command as run_command
 
@@ -82,6 +86,22 @@ def test_the_bound_is_that_of_the_chips(rank, passes, tmp_path, monkeypatch):
   ratio = some.learning.bound_secs / found.sampling.bound_secs
   shorter = forward(runs.small(), 2) / once
   assert ratio == pytest.approx(2 * passes * shorter + 1, rel=1e-3)
+
+
+def test_a_teacher_has_a_forward_pass_of_its_own(tmp_path, monkeypatch):
+  machine = roofline.Machine(1e6, 1e15)
+  monkeypatch.setattr(roofline, 'chip_peaks', lambda chip: machine)
+  shape = {'model.num_layers': 2, 'model.width': 48}
+  folder = tmp_path / 'teacher'
+  made = build.abstract(runs.small(**shape), sharding.make_mesh()).model
+  weights.save(folder, made, models.Transformer(made).init(jax.random.key(0)))
+  opd = {'learner.method': 'opd', 'learner.method_kwargs': {}}
+  found = against.compare(
+    workdir(tmp_path, **opd, **{'teacher.path': str(folder)})
+  )
+  once, taught = forward(runs.small(), 5), forward(runs.small(**shape), 5)
+  ratio = found.learning.bound_secs / found.sampling.bound_secs
+  assert ratio == pytest.approx(3 + 1 + taught / once, rel=1e-6)
 
 
 def test_each_side_of_a_divided_run_has_its_devices(tmp_path, monkeypatch):

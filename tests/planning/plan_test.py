@@ -370,3 +370,64 @@ def test_a_folder_of_a_shape_is_not_trained():
 
 def test_parts_of_a_known_sum():
   assert plans.scaled({'a': 3.0, 'b': 1.0}, 2.0) == {'a': 1.5, 'b': 0.5}
+
+
+# Of a method that reads a teacher, and of one that reads no other policy.
+OPD = {'learner.method': 'opd', 'learner.method_kwargs': {}, 'mesh.fsdp': 64}
+RLOO = {**OPD, 'learner.method': 'rloo'}
+SMALL = 'Qwen2.5-0.5B'
+
+
+def test_a_teacher_is_counted_by_its_own_shape():
+  """As the policy of a run of its shape is, which scores the same rows."""
+  path = str(SHAPES / 'Qwen2.5-7B')
+  rows = {'learner.micro_rows': 64, 'learner.row_completions': 1}
+  made = estimate(model=SMALL, **OPD, **rows, **{'teacher.path': path})
+  own = estimate(**RLOO, **rows, **{'learner.epochs': 2})
+  programs = {one.name: one for one in made.programs}
+  others = {one.name: one for one in own.programs}
+  found, wanted = programs['score_teacher'], others['score_all']
+  assert found.calls == wanted.calls == 1 and found.work == wanted.work
+  needs = made.counted.memory('score_teacher')
+  expected = own.counted.memory('score_all')
+  assert needs.pop('teacher from the host') == 0
+  assert needs == expected
+  # The policy is scored besides, and by its own shape.
+  assert programs['score_all'].work.flops < found.work.flops / 5
+  weights = made.counted.weights
+  assert weights.teacher == own.counted.weights.trained  # float32 both
+  for one in made.programs:
+    assert one.memory['teacher'] == weights.teacher
+  alone = estimate(model=SMALL, **RLOO, **rows).counted.weights
+  assert weights.state == alone.state + weights.teacher
+
+
+def test_a_teacher_may_take_half_or_lie_on_the_host():
+  path = {'teacher.path': str(SHAPES / 'Qwen2.5-7B')}
+  here = estimate(model=SMALL, **OPD, **path).counted
+  half = estimate(
+    model=SMALL, **OPD, **path, **{'teacher.dtype': 'bfloat16'}
+  ).counted
+  # But for norms and biases, which stay as they are.
+  assert 0.5 < half.weights.teacher / here.weights.teacher < 0.51
+  away = estimate(model=SMALL, **OPD, **path, **{'teacher.offload': True})
+  weights = away.counted.weights
+  assert (weights.teacher, weights.host_teacher) == (0, here.weights.teacher)
+  assert weights.on_host == here.weights.teacher
+  memory = away.counted.memory('score_teacher')
+  assert memory['teacher from the host'] == here.weights.teacher
+  larger = {'teacher.path': str(SHAPES / 'Qwen3-30B-A3B')}
+  large = estimate('v5e:2x4', SMALL, **{**OPD, 'mesh.fsdp': 8}, **larger)
+  said = ' '.join(plans.advice(large))
+  size = large.counted.weights.teacher / GIB
+  assert f'config.teacher.offload=True: the teacher ({size:.1f} GiB)' in said
+
+
+def test_what_lies_beside_adapters_is_counted_once():
+  lora = {'lora.rank': 8, 'model.remat': 'layer', **OPD}
+  path = {'teacher.path': str(SHAPES / 'Qwen2.5-7B')}
+  made = estimate(**lora, **path).counted
+  alone = estimate(**{**lora, 'learner.method': 'rloo'}).counted
+  assert made.weights.teacher == 0
+  assert made.weights.state == alone.weights.state
+  assert made.teacher.arguments('score_all') == made.weights.frozen

@@ -209,6 +209,7 @@ _MEANINGS = {
   ),
   'kl_old_k3': 'How far the updates of a rollout move the policy that drew it.',
   'kl_ref_k3': 'How far the policy is from the reference.',
+  'kl_teacher_k1': 'How far the policy is from the teacher.',
   'kl_rollout': (
     'How far all updates of a rollout together have moved the policy, measured '
     'after the last.'

@@ -76,6 +76,7 @@ def facts(config: config_lib.Config, workdir: str | os.PathLike) -> list[str]:
     'run': str(workdir),
     'method': _method(config),
     'model': _model(config.model),
+    'teacher': config.teacher.path and hub.short(config.teacher.path),
     'data': _data(config),
     'warm-up': _warm_up(config.warm_up),
     'rollouts': _rollouts(config),

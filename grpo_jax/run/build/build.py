@@ -13,6 +13,7 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+from jax.sharding import NamedSharding
 
 from grpo_jax import config as config_lib
 from grpo_jax import data
@@ -22,6 +23,7 @@ from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.data import Tokenizer
+from grpo_jax.engines.local import lowered
 from grpo_jax.environments import sessions
 from grpo_jax.episodes import meeting
 from grpo_jax.episodes import rollout
@@ -47,6 +49,7 @@ from grpo_jax.run.build import model as build_model
 from grpo_jax.run.build import optimizer as build_optimizer
 from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.build import specs
+from grpo_jax.run.build import teacher as build_teacher
 from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.run.keep import workdir
 from grpo_jax.run.keep.objects import NOTHING
@@ -96,6 +99,7 @@ class Run(Drawing):
 
   steps: int  # rollouts
   learn: specs.LearnSpec
+  teacher: specs.TeacherSpec | None  # None without one
   warm_up: specs.WarmUpSpec | None  # None without one
   keep: specs.KeepSpec
   export: specs.ExportSpec
@@ -145,10 +149,16 @@ def run(
   train, shares_of = build_data.train(config, objects)
   heldout = build_data.heldout(config, objects)
   method = build_method.method_of(config, objects)
+  vocab, tokenizer = parts.tokenizer.vocab_size, parts.tokenizer
+  teacher = build_teacher.teacher_spec(config, method, model, vocab, tokenizer)
+  if teacher is not None:
+    limits.check_length(teacher.weights, *limits.longest(config))
+    if isinstance(model, models.Transformer):
+      limits.check_memory(config, model, mesh, teacher)
   fields = build_fields.batch_fields_of(config, method, objects)
   build_fields.check_records(fields, config, method, train)
   return Run(
-    **run_specs(config, model, mesh, method),
+    **run_specs(config, model, mesh, method, teacher),
     **vars(parts),
     warm_up=build_learner.warm_up_spec(
       config, model, mesh, functools.partial(_demonstrations, config, objects)
@@ -172,13 +182,15 @@ def run_specs(
   model: models.Model,
   mesh: Any,
   method: losses.LossTransform,
+  teacher: specs.TeacherSpec | None = None,
 ) -> dict[str, Any]:
   """The specs of what learns, by the name of their field in `Run`."""
   kept, log, early = config.checkpoint, config.log, config.early_stop
   jobs = config.generator
   return {
     'steps': config.steps,
-    'learn': build_learner.learn_spec(config, model, mesh, method),
+    'learn': build_learner.learn_spec(config, model, mesh, method, teacher),
+    'teacher': teacher,
     'keep': specs.KeepSpec(
       every_steps=kept.every_steps,
       every_minutes=kept.every_minutes,
@@ -492,7 +504,10 @@ def _demonstrations(config: Config, objects: Objects) -> Any:
 
 
 def updater(
-  run: Run, frozen: Any, optimizer: Callable[[Any], Any] | None = None
+  run: Run,
+  frozen: Any,
+  optimizer: Callable[[Any], Any] | None = None,
+  teacher: Any = None,
 ) -> Updater:
   """What turns rollouts into updates of the policy.
 
@@ -503,12 +518,14 @@ def updater(
     optimizer: Makes an optax transformation to take in place of that of
       `config.optim`. It gets a function from the parameters to a tree of bools,
       which says which of them decay.
+    teacher: What `teacher_params` returned, or `abstract_teacher`; None for a
+      run without a teacher.
   """
   transform = None
   if optimizer is not None:
     transform = optimizer(functools.partial(build_optimizer.decays, run.model))
   params = abstract_params(run)
-  return build_learner.updater(run.learn, params, frozen, transform)
+  return build_learner.updater(run.learn, params, frozen, transform, teacher)
 
 
 def warm_up_updater(run: Run, frozen: Any) -> Updater:
@@ -547,6 +564,20 @@ def frozen_params(run: Sampler) -> Any:
   return build_model.frozen(run.weights, run.model, run.mesh)
 
 
+def abstract_teacher(run: Run, frozen: Any) -> Any:
+  """Shapes of what `teacher_params` returns; None without a teacher."""
+  if run.teacher is None:
+    return None
+  return build_teacher.abstract(run.teacher, run.mesh, frozen)
+
+
+def teacher_params(run: Run, frozen: Any) -> Any:
+  """The teacher's parameters; None without one; see `teacher.params`."""
+  if run.teacher is None:
+    return None
+  return build_teacher.params(run.teacher, run.mesh, frozen)
+
+
 class Abstract(NamedTuple):
   """What a run compiles, on a mesh whose devices need not be there."""
 
@@ -558,6 +589,21 @@ class Abstract(NamedTuple):
   def example(self) -> Rollout:
     """A rollout of zeros with the largest shapes, which takes their memory."""
     return example(self.run)
+
+  def teacher(self) -> tuple[Any, Any]:
+    """What a scoring by the teacher reads: as it lies on devices, and gathered.
+
+    The second is in the compute dtype, whole over `fsdp`.
+    """
+    spec, mesh = self.run.teacher, self.run.mesh
+    assert spec is not None
+    whole = jax.tree.map(  # as it comes from the host, if it lies there
+      lambda x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec)
+      ),
+      self.updater.teacher,
+    )
+    return whole, lowered.decoding_params(spec.model, whole, mesh)
 
 
 def abstract(
@@ -617,9 +663,10 @@ def abstract(
     turn_tokens=_turn_tokens(config),
   )
   loss = build_method.method_of(config)
+  teacher = build_teacher.teacher_spec(config, loss, model, vocab_size)
   parts = Run(
     **made,
-    **run_specs(config, model, shapes, loss),
+    **run_specs(config, model, shapes, loss, teacher),
     config=config,
     warm_up=None,
     sources=(),
@@ -637,7 +684,9 @@ def abstract(
     sampling=sampling_spec(config.sampler, _END),
     environment=None,
   )
-  updates = updater(parts, abstract_params(parts).frozen)
+  frozen = abstract_params(parts).frozen
+  taught = abstract_teacher(parts, frozen)
+  updates = updater(parts, frozen, teacher=taught)
   return Abstract(parts, updates, model.config, engine)
 
 

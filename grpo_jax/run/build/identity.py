@@ -65,7 +65,7 @@ def compared(config: Config, objects: Objects = NOTHING) -> dict[str, Any]:
 
 def _model_files(config: Config) -> Iterator[pathlib.Path]:
   """The files of the models and of the tokenizer that the config names."""
-  names = [config.model.path, config.data.tokenizer]
+  names = [config.model.path, config.teacher.path, config.data.tokenizer]
   for reward in config.rewards:
     if reward.name == reward_model.NAME:
       names.append(str(reward.kwargs.get('path', '')))

@@ -22,6 +22,7 @@ from grpo_jax.learner.types import Measuring
 from grpo_jax.learner.types import Optimizer
 from grpo_jax.learner.types import Placement
 from grpo_jax.learner.types import Scoring
+from grpo_jax.learner.types import Teacher
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.mesh import sharding
 from grpo_jax.models.layout import LayoutSpec
@@ -29,6 +30,7 @@ from grpo_jax.run.build import optimizer
 from grpo_jax.run.build.model import Parameters
 from grpo_jax.run.build.specs import LearnSpec
 from grpo_jax.run.build.specs import MeasureSpec
+from grpo_jax.run.build.specs import TeacherSpec
 from grpo_jax.run.build.specs import WarmUpSpec
 
 Config = config_lib.Config
@@ -39,6 +41,7 @@ def learn_spec(
   model: models.Model,
   mesh: jax.sharding.Mesh,
   method: losses.LossTransform,
+  teacher: TeacherSpec | None = None,
 ) -> LearnSpec:
   """How the rollouts of a run become updates."""
   fields, course = config.learner, config.optim
@@ -62,6 +65,7 @@ def learn_spec(
     expert_balance=fields.expert_balance,
     compute_all=fields.compute_all,
     ages=config.sampler.ahead,
+    teacher=teacher,
   )
   update = UpdateSpec(
     config.seed,
@@ -80,6 +84,7 @@ def learn_spec(
     mesh,
     fields.layout,
     fields.micro_rows,
+    teacher and teacher.model,
     row_completions=fields.row_completions,
     pack_tokens=fields.pack_tokens,
   )
@@ -117,6 +122,7 @@ def updater(
   params: Parameters,
   frozen: Any,
   transform: Any = None,
+  teacher: Any = None,
 ) -> updates.Updater:
   """What turns rollouts into updates of the policy.
 
@@ -125,6 +131,7 @@ def updater(
     params: Shapes, dtypes and shardings.
     frozen: The parameters that no update changes; see `updates.Updater`.
     transform: An optax transformation in place of that of the learner.
+    teacher: The teacher's parameters, or their shapes; None: there is none.
   """
   learner = spec.learner
   if transform is not None:
@@ -134,7 +141,7 @@ def updater(
       measuring=dataclasses.replace(learner.measuring, learning_rate=None),
     )
   functions = compiled.jit_functions(learner, params.trained)
-  return updates.Updater(functions, spec.update, spec.layout, frozen)
+  return updates.Updater(functions, spec.update, spec.layout, frozen, teacher)
 
 
 def _layout(
@@ -143,9 +150,11 @@ def _layout(
   mesh: jax.sharding.Mesh,
   kind: str,
   micro_rows: int,
+  teacher: models.Model | None = None,
   **options: Any,
 ) -> LayoutSpec:
-  """How to lay out rows for the model on its devices."""
+  """How to lay out rows for the model, and a teacher, on their devices."""
+  readers = [model] if teacher is None else [model, teacher]
   # Larger micro-batches are slower on a CPU, whose caches hold about 2048
   # tokens of a small model; an accelerator is idle in smaller ones.
   most_tokens, memory = 16384, 2**33
@@ -159,8 +168,8 @@ def _layout(
     prompt_buckets=config.data.prompt_buckets,
     micro_tokens=most_tokens,
     shards=sharding.row_shards(mesh),
-    share=model.shares_prompts(platform),
-    branches=model.reads_branches,
+    share=all(one.shares_prompts(platform) for one in readers),
+    branches=all(one.reads_branches for one in readers),
     parts=mesh.shape['context'],
     part_columns=128 if platform == 'tpu' else 1,  # the tiles of its kernel
   )
@@ -197,11 +206,9 @@ def _learner(
   expert_balance: float = 0.0,
   compute_all: bool = True,
   ages: int = 0,
+  teacher: TeacherSpec | None = None,
 ) -> Learner:
-  def score(params, layout, with_entropy, forward_mode=False):
-    return model.score(
-      params, layout, temperature, with_entropy, forward_mode=forward_mode
-    )
+  score = _score(model, temperature)
 
   def score_routed(params, layout, with_entropy, counted, sampled):
     assert model.score_routed is not None
@@ -240,7 +247,26 @@ def _learner(
     ),
     expert_balance=expert_balance,
     compute_all=compute_all,
+    teacher=teacher
+    and Teacher(
+      Scoring(
+        _score(teacher.model, temperature),
+        takes_shards=teacher.model.takes_shards,
+      ),
+      teacher.model.logical_axes,
+    ),
   )
+
+
+def _score(model: models.Model, temperature: float) -> Callable[..., Any]:
+  """How a model scores rows; see `Scoring`."""
+
+  def score(params, layout, with_entropy, forward_mode=False):
+    return model.score(
+      params, layout, temperature, with_entropy, forward_mode=forward_mode
+    )
+
+  return score
 
 
 def decided(spec: LayoutSpec, earlier: dict[str, Any]) -> LayoutSpec:

@@ -18,6 +18,7 @@ from grpo_jax.mesh import sharding
 from grpo_jax.monitor import table
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import model as build_model
+from grpo_jax.run.build.specs import TeacherSpec
 from grpo_jax.run.build.specs import WeightsSpec
 from grpo_jax.run.keep.objects import is_object
 
@@ -226,7 +227,10 @@ def _nearest_metric(config: Config, name: str, labels: Sequence[str]) -> str:
 
 
 def check_memory(
-  config: Config, model: models.Transformer, mesh: jax.sharding.Mesh
+  config: Config,
+  model: models.Transformer,
+  mesh: jax.sharding.Mesh,
+  teacher: TeacherSpec | None = None,
 ) -> None:
   """Raises a ValueError if a run needs more memory than there is in any case.
 
@@ -239,6 +243,7 @@ def check_memory(
     config: With widths.
     model: Its shapes.
     mesh: The devices.
+    teacher: Of the run, if it has one.
   """
   found, shape = _memory(mesh), model.config
   if found is None:
@@ -247,7 +252,8 @@ def check_memory(
   number, width, rows = _pool_bytes(config, shape)
   # There is no gradient while turns are drawn.
   kept = _state_bytes(config, model, mesh, gradient=0)
-  if max(state + row, kept + rows) <= found:
+  taught, least = _teacher_bytes(teacher, mesh), max(state + row, kept + rows)
+  if least + taught <= found:
     return
   prompt, completion = longest(config)
   what = (
@@ -271,6 +277,15 @@ def check_memory(
       'lower sampler.max_rows, beyond which episodes wait for rows, or '
       'environment.context_tokens'
     )
+  if least <= found:
+    what = (
+      f'the teacher takes {taught / GIB:,.1f} GiB, and all else '
+      f'{least / GIB:,.1f} GiB at least'
+    )
+    advice = (
+      "give teacher.dtype='bfloat16', teacher.offload=True where devices reach "
+      'the memory of their host, a smaller teacher, or more devices'
+    )
   raise ValueError(
     f'This run needs more memory than the {found / GIB:,.1f} GiB of its '
     f'devices: {what}; {advice}.'
@@ -291,6 +306,15 @@ def _state_bytes(
   trained = sum(each * x.size for x in jax.tree.leaves(params.trained))
   beside = jax.tree.leaves(params.frozen)
   return trained + sum(x.size * x.dtype.itemsize for x in beside)
+
+
+def _teacher_bytes(teacher: TeacherSpec | None, mesh: jax.sharding.Mesh) -> int:
+  """The bytes of the teacher's parameters, on all devices, without copies."""
+  if teacher is None or teacher.is_base or teacher.offload:
+    return 0
+  dtype = teacher.weights.base_dtype
+  params = build_model.abstract_frozen(teacher.model, mesh, dtype)
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
 
 
 def _row_bytes(config: Config, shape: models.ModelConfig) -> int:

@@ -20,7 +20,10 @@ from grpo_jax.run.keep.objects import NOTHING
 from grpo_jax.run.keep.objects import Objects
 
 # The fields that a run computes for a method that requires them.
-_KNOWN = {'age', 'entropy', 'noise', 'updates_done', *losses.Batch._fields}
+_KNOWN = {
+  'age', 'entropy', 'logp_teacher', 'noise', 'updates_done',
+  *losses.Batch._fields,
+}  # fmt: skip
 # What is in the extras of some rollouts already, with shapes of their own.
 _OF_ROLLOUTS = {
   'log_kept', 'entropy_sampler', 'routing_sampler', 'fresh', 'reward_edit',
@@ -195,6 +198,11 @@ def method_of(
 
 def _credits_alone(loss: losses.LossTransform, batch: losses.Batch) -> bool:
   """Whether groups of a single completion get an advantage that is not 0."""
+  if (
+    'logp_teacher' in loss.requires
+  ):  # of which there are zeros, as of logp_old
+    apart = jnp.full(batch.mask.shape, -1.0)
+    batch = batch._replace(extras={**batch.extras, 'logp_teacher': apart})
 
   def credits(largest):
     # A transform may map some rewards to 0: those below a threshold, say.

@@ -43,7 +43,7 @@ Config = config_lib.Config
 
 # Fields of `config.model` that say how a model is computed. All others are its
 # shape, which `model.path` brings along.
-_COMPUTED = (
+COMPUTED = (
   'compute_dtype',
   'residual_dtype',
   'remat',
@@ -159,7 +159,7 @@ def transformer(
   if not path:
     shape = models.ModelConfig(vocab_size, **fields)
     return models.Transformer(dataclasses.replace(shape, lora=adapters))
-  computed = {name: fields.pop(name) for name in _COMPUTED}
+  computed = {name: fields.pop(name) for name in COMPUTED}
   found = source(path, needs_weights)
   if isinstance(found, RunWeights):
     computed['vocab_size'] = vocab_size
@@ -368,15 +368,36 @@ def abstract(
     base_dtype: Of frozen matrices. What the model itself keeps quantized is in
       codes, and the other matrices beside it are bfloat16.
   """
+  trained, beside = split(model, _described(model, mesh))
+  return Parameters(trained, _stored(model, beside, base_dtype))
+
+
+def abstract_frozen(
+  model: models.Model, mesh: jax.sharding.Mesh, dtype: str
+) -> Any:
+  """As `abstract`, of a model of which nothing is trained.
+
+  Args:
+    model: Whose parameters.
+    mesh: From `sharding.make_mesh`.
+    dtype: Of its matrices.
+  """
+  return _stored(model, _described(model, mesh), dtype)
+
+
+def _described(model: models.Model, mesh: jax.sharding.Mesh) -> Any:
+  """Shapes and shardings of all parameters, as the model makes them."""
   shapes = model.abstract()
   place = sharding.param_shardings(mesh, shapes, model.logical_axes)
-  described = jax.tree.map(
+  return jax.tree.map(
     lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at),
     shapes,
     place,
   )
-  trained, beside = split(model, described)
 
+
+def _stored(model: models.Model, beside: Any, base_dtype: str) -> Any:
+  """Parameters that no update changes, with the dtypes that they have."""
   narrow = 'bfloat16' if _quantized(base_dtype) else base_dtype
 
   def stored(path, x):
@@ -384,7 +405,7 @@ def abstract(
     dtype = jnp.dtype(narrow) if is_matrix else x.dtype
     return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
 
-  return Parameters(trained, jax.tree_util.tree_map_with_path(stored, beside))
+  return jax.tree_util.tree_map_with_path(stored, beside)
 
 
 def weights_spec(config: Config, own: foreign.Pretrained | None) -> WeightsSpec:
@@ -419,10 +440,8 @@ def initial(
     return _checked(found, spec)
   assert isinstance(model, models.Transformer)
   if spec.path and not spec.has_adapters:
-    found = _read(spec, model, mesh, 'float32', wanted)
-  else:
-    found = _random(spec, lambda x: split(model, x).trained, model, wanted)
-  return _checked(found, spec)
+    return read(spec, model, mesh, 'float32', wanted)
+  return _random(spec, lambda x: split(model, x).trained, model, wanted)
 
 
 def frozen(
@@ -442,7 +461,7 @@ def frozen(
     return None
   assert isinstance(model, models.Transformer)
   if spec.path:
-    return _checked(_read(spec, model, mesh, dtype, wanted), spec)
+    return read(spec, model, mesh, dtype, wanted)
 
   def part(params):
     kept = split(model, params).frozen
@@ -481,21 +500,32 @@ def _random(spec: WeightsSpec, part, model: models.Transformer, wanted: Any):
   )()
 
 
-def _read(
+def read(
   spec: WeightsSpec,
   model: models.Transformer,
   mesh: jax.sharding.Mesh,
   dtype: str,
   wanted: Any,
 ) -> Any:
-  """Those of the parameters from `model.path` that are wanted."""
+  """Those of the parameters from a path that are wanted, on the mesh.
+
+  Args:
+    spec: Has the path.
+    model: Its shapes.
+    mesh: Where they are to be.
+    dtype: Of matrices.
+    wanted: Shapes, dtypes and shardings.
+
+  Raises:
+    ValueError: They hold a number that is not finite, or cannot be read.
+  """
   found = source(spec.path)
   if isinstance(found, RunWeights):
-    return _read_run(found, model, mesh, dtype, wanted)
+    return _checked(_read_run(found, model, mesh, dtype, wanted), spec)
   place = jax.tree.map(lambda x: x.sharding, wanted)
   plain = dataclasses.replace(model.config, lora=None)
   # Frozen weights may be rounded; a config that asks for it says so.
-  return weights.load(found, plain, place, dtype, rounded=True)
+  return _checked(weights.load(found, plain, place, dtype, rounded=True), spec)
 
 
 def _read_run(

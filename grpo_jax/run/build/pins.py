@@ -153,6 +153,9 @@ def mapped(config: Config, change: Callable[[Named], str]) -> Config:
   return dataclasses.replace(
     config,
     model=dataclasses.replace(config.model, path=model(config.model.path)),
+    teacher=dataclasses.replace(
+      config.teacher, path=model(config.teacher.path)
+    ),
     data=dataclasses.replace(
       config.data,
       tokenizer=change(Named('tokenizer', Source(config.data.tokenizer))),

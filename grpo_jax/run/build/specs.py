@@ -16,6 +16,7 @@ from grpo_jax.environments import sessions
 from grpo_jax.episodes.play import Limits
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import UpdateSpec
+from grpo_jax.models import Transformer
 from grpo_jax.models.layout import LayoutSpec
 from grpo_jax.rollouts.sources import Pace
 
@@ -30,6 +31,16 @@ class WeightsSpec:
   has_adapters: bool
   base_dtype: str  # of matrices beside adapters
   most_tokens: int | None  # of a row that the model is for; None: of any
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherSpec:
+  """A second model, which scores what the policy draws."""
+
+  model: Transformer
+  weights: WeightsSpec  # whose `base_dtype` is that of its matrices
+  offload: bool  # whether it lies in the memory of the host
+  is_base: bool  # whether it is what lies beside the policy's adapters
 
 
 @dataclasses.dataclass(frozen=True)

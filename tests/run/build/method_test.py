@@ -239,6 +239,24 @@ def test_layers_with_a_state_share_prompts_and_read_no_branches():
     assert (spec.share, spec.branches) == (True, branches)
 
 
+def test_rows_are_those_that_a_teacher_can_read_too():
+  mesh, config = sharding.make_mesh(), config_lib.Config()
+  plain, states = tiny.model(), tiny.model(**tiny.STATES)
+  none = types.SimpleNamespace(
+    shares_prompts=lambda platform: False, reads_branches=True
+  )
+  for policy, teacher, share, branches in (
+    (plain, plain, True, True),
+    (plain, states, True, False),
+    (states, plain, True, False),
+    (plain, none, False, True),
+  ):
+    spec = build_learner._layout(config, policy, mesh, 'auto', 0, teacher)
+    assert (spec.share, spec.branches) == (share, branches)
+    alone = build_learner._layout(config, policy, mesh, 'auto', 0)
+    assert spec.micro_tokens == alone.micro_tokens
+
+
 def test_a_token_that_needs_more_than_there_is_still_has_a_place():
   huge = types.SimpleNamespace(
     bytes_per_token=2**60,

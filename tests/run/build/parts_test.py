@@ -183,8 +183,12 @@ def test_each_part_has_what_the_config_says(built):
 
 
 def _fields():
-  """All but those of episodes and servers, which have tests of their own."""
-  own = 'environment.', 'agent.', 'engine.'
+  """All but those of episodes, servers and teachers.
+
+  These have tests of their own: environment_test.py, engine_test.py and
+  ../teacher_test.py.
+  """
+  own = 'environment.', 'agent.', 'engine.', 'teacher.'
   return {name for name in configs.fields() if not name.startswith(own)}
 
 
