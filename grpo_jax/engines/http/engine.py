@@ -95,7 +95,7 @@ class HttpEngine:
         async with server.alone():
           await self._bring(opened, server, policy, params)
       except (http_client.NotAnswered, dialects.Unusable) as error:
-        server.lose(str(error), server.has)
+        server.lose(str(error), server.told)
         return f'{server.url}: {error}'
 
     async def bring_to_all(opened):
@@ -282,19 +282,21 @@ class HttpEngine:
       request.sampling,
       self._newest[0],
     )
-    call, known = self._dialect.complete(asked), server.has
+    call, told = self._dialect.complete(asked), server.told
     try:
       answer = await self._servers.ask(opened, server, call)
     except http_client.NotAnswered as error:
       if self._forgets(error):
-        server.lose(str(error), known)
+        server.lose(str(error), told)
+      if server.told != told:  # it refuses while it is told, and not after
+        raise dialects.GivenUp(str(error)) from None
       raise
     drawn = self._dialect.drawn(answer, asked)
     oldest = self._named[asked.policy]
     for policy, _ in drawn.spans:
       if self._named.get(policy, -1) < oldest:
         why = f'a completion by {policy!r:.60} in place of {asked.policy!r}'
-        server.lose(why, known)  # it has other weights than it was told of
+        server.lose(why, told)  # it has other weights than it was told of
         raise dialects.Unusable(why)
     return drawn
 
@@ -325,6 +327,7 @@ class HttpEngine:
     has = server.has or ()
     if policy in (has if self._adapters else has[-1:]):
       return
+    server.told += 1
     if not self._adapters:
       calls = self._dialect.load_weights(policy, folder)
     else:

@@ -42,24 +42,25 @@ class Server:
     has: The policies that it has been told of, in order; None: nobody knows,
       because it has been away.
     why: It has been away.
+    told: How often it has been told of a policy, or is being told.
   """
 
   def __init__(self, url: str):
     self.url = url.rstrip('/')
     self.drawing: set[tuple[int, int]] = set()
     self.has: tuple[str, ...] | None = ()
-    self.why = ''
+    self.why, self.told = '', 0
     self._changing = threading.Lock()
 
-  def lose(self, why: str, known: tuple[str, ...] | None) -> None:
+  def lose(self, why: str, told: int) -> None:
     """Says that it must be told of its policy again.
 
     Args:
       why: It must.
-      known: What it had when it was asked. If somebody has told it since, there
-        is nothing to be done.
+      told: See `Server`, when it was asked. If it has been told since, there is
+        nothing to be done.
     """
-    if self.has is known:
+    if self.told == told:
       self.has, self.why = None, why
 
   @contextlib.asynccontextmanager
@@ -125,7 +126,7 @@ class Servers:
       http_client.NotAnswered: It does not answer, or refuses.
       Unusable: The answer is too long, or says that it was not done.
     """
-    url, said, known = server.url + call.path, '', server.has
+    url, said, told = server.url + call.path, '', server.told
     most = _AGAIN if call.wanted else 1
     for attempt in range(most):
       if attempt:
@@ -139,7 +140,7 @@ class Servers:
           continue  # a cache is not emptied while something is drawn, say
         why = self._explain(error, call)
         if error.status is None or error.status >= 500:
-          server.lose(why, known)
+          server.lose(why, told)
         if error.status == 200:
           raise Unusable(why) from None
         raise http_client.NotAnswered(why, error.status) from None

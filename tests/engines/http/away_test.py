@@ -142,6 +142,26 @@ def test_a_server_that_failed_gets_nothing_until_the_next_version(
 
 
 @rooms
+def test_who_refuses_while_it_is_told_is_asked_again(
+  tmp_path, dialect, adapters
+):
+  """VLLM answers 503 to what comes while its weights change."""
+  told = []
+
+  def refuse(server, answer):
+    del server, answer
+    told[0].told += 1
+    return fake_server.Reply(503)
+
+  fault = Fault(KIND[dialect], refuse, range(3))
+  with staged(tmp_path, dialect, adapters, [fault]) as stage:
+    stage.engine.load(7, 0)
+    told.append(stage.engine._servers.every[0])
+    engines.complete(stage, asked(1, 1), 7, 0)
+    assert drawn_by(stage, dialect) == [4]
+
+
+@rooms
 def test_four_of_five_give_nonsense(tmp_path, dialect, adapters):
   fault = Fault(KIND[dialect], answers(200, b'nonsense'))
   bad = [[fault] for _ in range(4)]
@@ -280,7 +300,7 @@ def test_one_tries_to_bring_a_server_back_for_all(tmp_path, dialect, adapters):
     assert sum(map(len, stage.engine.completed())) == 1
     assert drawn_by(stage, dialect) == [1, 0]
     (server, _), lost = stage.servers, stage.engine._servers.every[0]
-    lost.lose('it was away', lost.has)
+    lost.lose('it was away', lost.told)
     kind = 'load_lora_adapter' if adapters else LOAD[dialect]
     server.faults = [Fault(kind, answers(500))]
     (request,) = asked(1, 8, follows=(before, 0))

@@ -227,8 +227,11 @@ def test_who_draws_for_nobody_gets_the_next(tmp_path):
     stage.engine.submit(other)
     with contextlib.closing(stage.engine.completed()) as turns:
       next(turns)
+      stage.servers[0].wait(lambda server: server.waiting == 3)
+      stage.servers[1].wait(lambda server: server.waiting == 2)
       stage.engine.forget(number)
       next(turns)
+      stage.servers[0].wait(lambda server: server.left == 3)
       stage.engine.submit(asked(1, 1)[0])
       next(turns)
       stage.servers[0].wait(lambda server: server.waiting == 1)

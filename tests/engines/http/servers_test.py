@@ -28,7 +28,7 @@ def test_who_is_asked_first():
   a.drawing, b.drawing = {(0, 0), (0, 1)}, {(1, 0)}
   assert servers.least() is c
   assert servers.least([c]) is b
-  c.lose('it was away', c.has)
+  c.lose('it was away', c.told)
   assert servers.least() is b  # who was lost comes last
   assert servers.least([a, b]) is c
   assert servers.least([], [b]) is a
@@ -40,11 +40,11 @@ def test_who_is_asked_first():
 
 def test_a_server_is_lost_only_by_whom_nobody_has_overtaken():
   (server,) = servers_of('a').every
-  before = server.has = ('v0',)
-  server.has = ('v0', 'v1')
+  server.has, before = ('v0', 'v1'), server.told
+  server.told += 1
   server.lose('of before', before)
   assert server.has == ('v0', 'v1')
-  server.lose('of now', server.has)
+  server.lose('of now', server.told)
   assert server.has is None and server.why == 'of now'
 
 
