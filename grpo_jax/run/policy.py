@@ -272,6 +272,9 @@ def read_model(served: Served, folder: str) -> Any:
 def read_adapter(served: Served, folder: str) -> Any:
   """The parameters of a policy that is served, with other adapters.
 
+  They are beside the weights that it was served with at first, also when
+  `read_model` has replaced these.
+
   Args:
     served: The policy; it has adapters.
     folder: Of an adapter, as `weights.save_adapter` writes it.

@@ -276,6 +276,7 @@ def test_sglangs_routes_say_what_sglangs_say(case):
   meta = said['meta_info']
   assert meta['finish_reason'] == {'type': 'length', 'length': 4}
   assert meta['prompt_tokens'] == 3 and meta['completion_tokens'] == 4
+  assert 'input_token_logprobs' not in meta  # nobody asks
   assert meta['weight_version'] == 'default'
   assert meta['weight_versions'] == [
     {'version': 'default', 'start': 0, 'end': 4}

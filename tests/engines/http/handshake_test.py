@@ -173,6 +173,10 @@ LIES = {
   'adapter dropped at temperature 0.7': (
     lambda: shake(engine(without_adapter()), 0.7, known()), NO_ADAPTER,
   ),
+  'adapter dropped at temperature 4': (
+    lambda: shake(engine(without_adapter()), 4.0, known()),
+    NO_ADAPTER,
+  ),
   'older version': (
     lambda: shake(engine(moved(0.2)), others=known()), OLDER,
   ),
