@@ -703,13 +703,13 @@ def test_none_of_the_routes_exist_unless_they_are_wanted(case):
 
 
 def test_an_adapter_has_the_names_of_the_class_that_is_served(tmp_path):
-  """Its modules hold several weights; the plainest class of its shape does not.
+  """Those of a model inside another, which the plainest class is not.
 
   As a run writes it, which begins with the same folder.
   """
   config = runs.arithmetic(**{
-    'model.path': str(golden.FOLDER / 'phi3'), 'lora.rank': 2, 'mesh.data': 1,
-    'warm_up.steps': 0,
+    'model.path': str(golden.FOLDER / 'qwen3_vl'), 'model.rope_base': 1e4,
+    'lora.rank': 2, 'mesh.data': 1, 'warm_up.steps': 0,
   })  # fmt: skip
   found = policies.load_to_serve(config, context_tokens=64)
   before = found.scorer.params
@@ -720,7 +720,7 @@ def test_an_adapter_has_the_names_of_the_class_that_is_served(tmp_path):
   )
   path = config.model.path
   named = build_model.adapter_base(path, build_model.origin_of(path))
-  assert named['architecture'] == 'Phi3ForCausalLM'
+  assert named['architecture'] == 'Qwen3VLForConditionalGeneration'
   weights.save_adapter(tmp_path, found.run.model.config, trained, **named)
   read = policies.read_adapter(found, tmp_path)
   golden.assert_same_trees(read, lora.join(trained, frozen))
