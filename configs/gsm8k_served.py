@@ -2,8 +2,8 @@
 
 The run of gsm8k_qwen2p5_0p5b.py, whose rollouts a server of vLLM draws, or with
 `gsm8k_served.py:sglang` one of SGLang, on another device of the same machine:
-launch/README.md has the commands that start both. The policy is an adapter, so that a new version is
-some megabytes, and comes under a name of its own.
+launch/README.md has the commands that start both. The policy is an adapter, so
+that a new version is some megabytes, and comes under a name of its own.
 
 Hardware: two GPUs of 24 GB. Not yet run, so no figure can be promised.
 """
