@@ -111,7 +111,7 @@ def opened(config, rows=ROWS, as_engine=True):
   found = policies.load_to_serve(config, context_tokens=CONTEXT)
   with desk_lib.Desk(found.run.engine, found.scorer, rows) as desk:
     service = serve.service_of(found, desk, config)
-    posted = serve._engine_calls(found, service) if as_engine else {}
+    posted = serve.engine_calls_of(found, service) if as_engine else {}
     app = app_lib.app(lambda _: service, hosts=['127.0.0.1'], posted=posted)
     with listening.Listening(app, listening.bound()) as it:
       yield Opened(found, desk, service, it.origin)
