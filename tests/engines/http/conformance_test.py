@@ -232,18 +232,10 @@ FAULTS = {
     )
   },
   'a second end': {
-    3: (
-      'FAILED',
-      r'[2-7] tokens, though an end token stands at place \d, and belongs to a '
-      'completion$',
-    )
+    3: ('FAILED', 'a completion that goes on behind an end token$')
   },
   'ends are ignored': {
-    3: (
-      'FAILED',
-      r'8 tokens, though an end token stands at place \d, and belongs to a '
-      'completion$',
-    )
+    3: ('FAILED', 'a completion that goes on behind an end token$')
   },
   'top-p of its own': {
     4: (
