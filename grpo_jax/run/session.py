@@ -108,7 +108,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
-    run = _with_processes(run, stack)
+    run = _with_processes(run, stack, screen)
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
@@ -259,9 +259,12 @@ def _jobs(
   return sampling.Jobs(stack.enter_context(opened), offers)
 
 
-def _with_processes(run: build.Run, stack: contextlib.ExitStack) -> build.Run:
+def _with_processes(
+  run: build.Run, stack: contextlib.ExitStack, screen: monitor_lib.Screen
+) -> build.Run:
   """The run with what judges and plays for it in processes of their own."""
   if isinstance(run.engine, HttpEngine):
+    run.engine.tell = screen.line
     stack.callback(run.engine.versions.close)
   if run.jobs.listen:  # jobs have processes of their own
     return run

@@ -5,6 +5,7 @@ seeds, so nothing but the wire lies between.
 """
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -156,6 +157,17 @@ def test_two_servers_draw_as_one_and_a_run_goes_on_with_others(tmp_path):
     )
     loop.train(config, tmp_path / 'served')
   alike(tmp_path, 'alone', 'served', 1e-5)
+
+
+def test_people_are_told_of_a_server_that_is_away(tmp_path, capfd):
+  changes = LEARNS | {'steps': 1}
+  with serving(runs.small(**changes)) as url:
+    config = with_servers(changes, tmp_path, url, 'http://127.0.0.1:9')
+    engine = dataclasses.replace(config.engine, retries=0)
+    loop.train(dataclasses.replace(config, engine=engine), tmp_path / 'served')
+  said = capfd.readouterr().err
+  assert 'Version 0 goes on without a server: http://127.0.0.1:9: ' in said
+  assert runs.records(tmp_path / 'served')[-1]['step'] == 1
 
 
 def test_servers_with_another_policy_are_refused_before_the_first_rollout(

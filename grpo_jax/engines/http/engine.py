@@ -48,7 +48,10 @@ class HttpEngine:
     versions: Writes parameters where the servers read them.
     adapters: Whether what is written is an adapter, which gets a name of its
       own for every version. Otherwise all weights are replaced.
-    say: Is told what people should know.
+
+  Attributes:
+    versions: See `versions`.
+    tell: Is told what people should know.
   """
 
   capabilities = protocol.Capabilities(filters=False, queues=True)
@@ -59,11 +62,11 @@ class HttpEngine:
     dialect: dialects.Dialect,
     versions: Versions,
     adapters: bool,
-    say: Callable[[str], None] = lambda text: None,
   ):
     self.versions = versions
+    self.tell: Callable[[str], None] = lambda text: None
     self._servers, self._dialect, self._adapters = servers, dialect, adapters
-    self._say, self._run = say, secrets.token_hex(4)
+    self._run = secrets.token_hex(4)
     self._newest = '', ''  # the policy to draw by, and its folder
     self._named: dict[str, int] = {}  # the versions of policies
     self._waiting: list[_Waiting] = []
@@ -110,7 +113,7 @@ class HttpEngine:
         'they run, and read the folder in config.engine.folder.'
       )
     for error in errors:
-      self._say(f'Version {version} goes on without a server: {error}.')
+      self.tell(f'Version {version} goes on without a server: {error}.')
 
   def unload(self) -> None:
     """See `Engine`; the servers keep what they have."""

@@ -350,10 +350,12 @@ def _pool_bytes(
 
   Returns:
     How many there are, tokens of each, and their least bytes; zeros if
-    completions are drawn without an environment.
+    completions are drawn without an environment, or elsewhere.
   """
   sampler = config.sampler
   if not config.environment.name or config.environment.max_turns == 1:
+    return 0, 0, 0
+  if config.engine.kind == 'http':
     return 0, 0, 0
   rows = min(sampler.prompts * sampler.group, sampler.max_rows)
   width = build_environment.context_tokens(config)

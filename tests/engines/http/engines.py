@@ -116,8 +116,8 @@ def staged(
       Vllm('policy', adapters) if dialect == 'vllm' else Sglang(adapters),
       Versions(folder, fake_server.write),
       adapters,
-      said.append,
     )
+    engine.tell = said.append
     yield Stage(engine, known, said, folder)
     engine.versions.close()
     assert not folder.exists()
