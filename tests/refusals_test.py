@@ -65,6 +65,16 @@ CONFIG = [
     "teacher.dtype='bfloat16' with teacher.path empty",
   ),
   ({'teacher.offload': True}, 'teacher.offload=True with teacher.path empty'),
+  (
+    {'teacher.urls': ('http://a:1',), 'teacher.path': 'b'},
+    "teacher.urls=('http://a:1',) with teacher.path='b'; either servers",
+  ),
+  ({'teacher.urls': ('a:1',)}, "teacher.urls=('a:1',); give each as http"),
+  (
+    {'teacher.urls': ('http://a:1',), 'sampler.temperature': 0.5},
+    'teacher.urls with sampler.temperature=0.5, but servers score at',
+  ),
+  ({'teacher.dialect': 'tgi'}, "teacher.dialect='tgi'"),
   ({'data.train': ''}, "data.train=''; name where the prompts come from"),
   ({'data.train': ({'name': ''},)}, "data.train[0].name=''"),
   ({'data.train': ({'name': 'a', 'weight': -1.0},)}, 'weight=-1.0; give a num'),
@@ -314,7 +324,7 @@ ANY_VALUE = {
 BUILT = {
   'model.compute_dtype', 'model.residual_dtype', 'model.attention',
   'environment.kwargs', 'environment.call_format', 'agent.trains',
-  'teacher.path',
+  'teacher.key_env', 'teacher.model',
   'agent.readable', 'learner.method', 'learner.method_kwargs',
   'checkpoint.best_metric',
   'early_stop.metric', 'export.push_to', 'optim.kwargs', 'mesh.data',

@@ -153,6 +153,7 @@ _KNOWN = {
   'engine.kind': ('local', 'http'),
   'engine.dialect': ('vllm', 'sglang'),
   'engine.dtype': ('bfloat16', 'float32'),
+  'teacher.dialect': ('vllm', 'sglang'),
   'optim.decay': ('constant', 'linear', 'cosine', 'warmup-stable-decay'),
   'optim.brake': ('none', 'reset', 'reset_first', 'decay', 'project'),
   'log.display': ('auto', 'rich', 'plain', 'none'),
@@ -241,6 +242,7 @@ def checks(config: Any):
   yield from _checks_of_sampler(sampler)
   yield from _checks_of_generator(config)
   yield from _checks_of_engine(config)
+  yield from _checks_of_taught(config)
   yield from _checks_of_widths(config)
 
 
@@ -701,6 +703,27 @@ def _checks_of_engine(config: Any):
     not is_http or engine.dialect != 'vllm' or sampler.temperature <= 2,
     f'sampler.temperature={sampler.temperature:g}, above the 2 that vLLM '
     'takes; give at most 2',
+  )
+
+
+def _checks_of_taught(config: Any):
+  """As `checks`, of servers that are the teacher."""
+  teacher, temperature = config.teacher, config.sampler.temperature
+  yield (
+    not (teacher.urls and teacher.path),
+    f'teacher.urls={teacher.urls!r} with teacher.path={teacher.path!r}; either '
+    'servers are the teacher or a model of yours; give one of them',
+  )
+  wrong = [url for url in teacher.urls if not _is_url(url)]
+  yield (
+    not wrong,
+    f'teacher.urls={teacher.urls!r}; give each as http://HOST:PORT, without a '
+    'path',
+  )
+  yield (
+    not teacher.urls or temperature == 1,
+    f'teacher.urls with sampler.temperature={temperature:g}, but servers score '
+    'at temperature 1; give 1, or teacher.path',
   )
 
 

@@ -896,6 +896,21 @@ class Teacher:
     "Dtype of its weights: 'float32', or 'bfloat16' for half the memory, to "
     'which weights of more digits are rounded.',
   )
+  urls: tuple[str, ...] = field(
+    (),
+    'The addresses of servers of vLLM or SGLang that score as the teacher, in '
+    'the place of path. They must have its tokenizer, which is that of the '
+    'policy, and they score at temperature 1.',
+  )
+  dialect: str = field(
+    'vllm', "How these servers are asked: 'vllm' or 'sglang'."
+  )
+  model: str = field('', 'The name by which vLLM has the teacher.', change=FREE)
+  key_env: str = field(
+    '',
+    "The environment variable with the servers' API key; '': they want none.",
+    change=FREE,
+  )
   offload: bool = field(
     False,
     'Whether the teacher lies in the memory of the host and comes to the '

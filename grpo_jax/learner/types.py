@@ -234,8 +234,8 @@ class Learner:
 
   @property
   def with_teacher(self) -> bool:
-    """Whether the loss reads a teacher."""
-    return 'logp_teacher' in self.method.requires
+    """Whether the loss reads a teacher that lies beside the policy."""
+    return self.teacher is not None
 
   @property
   def reference_scorings(self) -> list[str]:

@@ -28,6 +28,7 @@ from grpo_jax.rollouts import batch_fields
 from grpo_jax.rollouts import dynamic_sampling
 from grpo_jax.rollouts import pass_at_k
 from grpo_jax.rollouts import replay as replay_lib
+from grpo_jax.rollouts import teacher_field
 from grpo_jax.rollouts import turn_fields
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
@@ -255,6 +256,8 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
     if spec.shuffles:
       rng = random_keys.generator(spec.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
+    if run.taught is not None:
+      rollout = teacher_field.with_scores(rollout, run.taught)
     return batch_fields.with_fields(rollout, records, run.fields)
 
   rollout, prompt_state, counts = dynamic_sampling.draw(

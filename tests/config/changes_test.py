@@ -17,6 +17,7 @@ FREE = {
   'generator.wait_secs', 'engine.urls', 'engine.model', 'engine.folder',
   'engine.key_env', 'engine.concurrency', 'engine.timeout_secs',
   'engine.retries', 'optim.offload', 'teacher.offload',
+  'teacher.model', 'teacher.key_env',
   'reference.offload', 'environment.where', 'environment.processes',
   'environment.sessions', 'environment.tool_secs', 'environment.episode_secs',
   'environment.memory_limit_gib', 'environment.retries',

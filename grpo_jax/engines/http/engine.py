@@ -8,9 +8,7 @@ server draws it, nor on how often it is asked for.
 
 import asyncio
 from collections.abc import Callable
-from collections.abc import Coroutine
 from collections.abc import Generator
-from collections.abc import Sequence
 from concurrent.futures import Future
 import dataclasses
 import queue
@@ -26,7 +24,6 @@ from grpo_jax.engines.http import servers as servers_lib
 from grpo_jax.engines.http.versions import Versions
 
 _TURN_SECS = 0.2  # after which the caller has its turn, whatever has come
-_TRIES = 4  # of a completion that a server gives up, or answers unusably
 _KEPT = 2  # policies that a server is left with, beside those that draw
 
 
@@ -195,7 +192,9 @@ class HttpEngine:
       return self._drawn(opened, server, request, number)
 
     async def ask(opened):
-      drawn = await self._by_any(opened, draw, request.name, home)
+      drawn = await self._servers.by_any(
+        opened, draw, request.name, home, self._forgets
+      )
       return self._sampled(waiting.number, number, drawn)
 
     def end(one):
@@ -203,48 +202,6 @@ class HttpEngine:
       tell((waiting.number, one))
 
     return start(ask, end)
-
-  async def _by_any(
-    self,
-    opened: Any,
-    do: Callable[[Any, servers_lib.Server], Coroutine[Any, Any, Any]],
-    name: str,
-    home: servers_lib.Server,
-  ) -> Any:
-    """What the first server gives that does as it must.
-
-    Args:
-      opened: As of `Servers.ask`.
-      do: Asks a server.
-      name: What is asked for.
-      home: Is asked first.
-
-    Raises:
-      Away: None does.
-    """
-    server, errors = home, {}
-    out: list[servers_lib.Server] = []  # they are not asked again
-    failed: list[servers_lib.Server] = []
-    most = max(_TRIES, len(self._servers.every))
-    while True:
-      try:
-        return await do(opened, server)
-      except dialects.Unusable as error:
-        errors[f'{server.url}: {error}'] = None
-      except http_client.NotAnswered as error:
-        errors[f'{server.url}: {error}'] = None
-        if not self._forgets(error):
-          out.append(server)
-      failed.append(server)
-      try:
-        server = self._servers.least(out, failed)
-        if len(failed) == most:
-          raise servers_lib.Away
-      except servers_lib.Away:
-        raise servers_lib.Away(
-          f'No server completes {name}: {"; ".join(errors)}. See that they '
-          'run, and what they write of it.'
-        ) from None
 
   def _forgets(self, error: http_client.NotAnswered) -> bool:
     """Whether a server that refuses may just not know the policy."""
@@ -342,38 +299,6 @@ class HttpEngine:
       for call in self._dialect.unload_adapter(old):
         await self._servers.ask(opened, server, call)
     server.has = known[-_KEPT:]
-
-  def score(
-    self, texts: Sequence[Sequence[int]], top: int = 0
-  ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The log-probabilities of known tokens; see `Dialect.scored`.
-
-    Raises:
-      Away: No server gives them.
-    """
-    every, policy = self._servers.every, self._newest[0]
-
-    async def score_by(opened, server, ids):
-      if policy:
-        await self._bring_back(opened, server)
-      call = self._dialect.score(ids, top, policy)
-      answer = await self._servers.ask(opened, server, call)
-      return self._dialect.scored(answer, ids, top)
-
-    async def score_all(opened):
-      return await asyncio.gather(
-        *(
-          self._by_any(
-            opened,
-            lambda opened, server, ids=ids: score_by(opened, server, ids),
-            'the scores of a text',
-            every[number % len(every)],
-          )
-          for number, ids in enumerate(texts)
-        )
-      )
-
-    return self._servers.run(score_all)
 
 
 def _heard(found: queue.SimpleQueue[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ _END_SECS = 10.0
 _LOOK_SECS = 0.01  # between two looks at a server that is being changed
 _AGAIN_SECS = 0.5  # before a server is asked again for what it could not do
 _AGAIN = 4  # times, at most
+TRIES = 4  # of what a server gives up, or answers unusably
 _SHOWN = 200  # characters of a server's words in a message
 
 
@@ -118,6 +119,50 @@ class Servers:
         failed.count(one), one.has is None, len(one.drawing)
       ),
     )  # fmt: skip
+
+  async def by_any(
+    self,
+    opened: Any,
+    do: Callable[[Any, Server], Coroutine[Any, Any, Any]],
+    name: str,
+    home: Server,
+    forgets: Callable[[http_client.NotAnswered], bool] = lambda error: False,
+  ) -> Any:
+    """What the first server gives that does as it must.
+
+    Args:
+      opened: As of `Servers.ask`.
+      do: Asks a server.
+      name: What is asked for.
+      home: Is asked first.
+      forgets: Whether a server that refuses may do it when asked again.
+
+    Raises:
+      Away: None does.
+    """
+    server, errors = home, {}
+    out: list[Server] = []  # they are not asked again
+    failed: list[Server] = []
+    most = max(TRIES, len(self.every))
+    while True:
+      try:
+        return await do(opened, server)
+      except dialects.Unusable as error:
+        errors[f'{server.url}: {error}'] = None
+      except http_client.NotAnswered as error:
+        errors[f'{server.url}: {error}'] = None
+        if not forgets(error):
+          out.append(server)
+      failed.append(server)
+      try:
+        server = self.least(out, failed)
+        if len(failed) == most:
+          raise Away
+      except Away:
+        raise Away(
+          f'No server completes {name}: {"; ".join(errors)}. See that they '
+          'run, and what they write of it.'
+        ) from None
 
   async def ask(self, opened: Any, server: Server, call: Call) -> Any:
     """What a server answers, as JSON says it, or else its text.

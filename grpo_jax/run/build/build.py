@@ -23,6 +23,7 @@ from grpo_jax import models
 from grpo_jax import rewards
 from grpo_jax.config import importing
 from grpo_jax.data import Tokenizer
+from grpo_jax.engines.http.texts import TextScores
 from grpo_jax.engines.local import lowered
 from grpo_jax.environments import sessions
 from grpo_jax.episodes import meeting
@@ -36,6 +37,7 @@ from grpo_jax.models import foreign
 from grpo_jax.rewards import Workers
 from grpo_jax.rollouts import batch_fields
 from grpo_jax.rollouts import sources
+from grpo_jax.rollouts import teacher_field
 from grpo_jax.rollouts import turn_fields
 from grpo_jax.run.build import batch_fields as build_fields
 from grpo_jax.run.build import compiled_programs
@@ -99,7 +101,7 @@ class Run(Drawing):
 
   steps: int  # rollouts
   learn: specs.LearnSpec
-  teacher: specs.TeacherSpec | None  # None without one
+  teacher: specs.TeacherSpec | None  # None without one beside the policy
   warm_up: specs.WarmUpSpec | None  # None without one
   keep: specs.KeepSpec
   export: specs.ExportSpec
@@ -112,6 +114,7 @@ class Run(Drawing):
   heldout: Any  # source of records, or None
   fields: tuple[batch_fields.BatchField, ...]  # that come from records
   turns: turn_fields.TurnFields  # that come from what is told of episodes
+  taught: TextScores | None = None  # servers that are the teacher
   peak_flops: float | None = None  # FLOP/s of the whole mesh; None: not known
   draws_ahead: bool = False  # whether a thread of its own draws
   # Draws elsewhere, as `drawing.collect` does here; None: nobody does.
@@ -170,6 +173,7 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
+    taught=build_engine.teacher(config),
     draws_ahead=bool(
       config.sampler.ahead or generator.devices or generator.listen
     ),
@@ -546,6 +550,8 @@ def example(run: Run) -> Rollout:
     bool(run.config.environment.name),
   )
   zeros = turn_fields.with_zeros(zeros, run.turns)
+  if run.config.teacher.urls:
+    zeros = teacher_field.with_zeros(zeros)
   return batch_fields.with_ones(zeros, run.fields)
 
 

@@ -1,5 +1,6 @@
 """Servers of others that sample for a run: `config.engine`."""
 
+import dataclasses
 import pathlib
 import tempfile
 from typing import Any
@@ -15,6 +16,7 @@ from grpo_jax.engines.http.dialects import Dialect
 from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.engines.http.servers import Servers
 from grpo_jax.engines.http.sglang import Sglang
+from grpo_jax.engines.http.texts import TextScores
 from grpo_jax.engines.http.versions import Versions
 from grpo_jax.engines.http.vllm import Vllm
 from grpo_jax.models import weights
@@ -54,11 +56,38 @@ def http_engine(
   )
 
 
-def servers(config: Config) -> Servers:
-  """The servers of a config."""
+def teacher(config: Config) -> TextScores | None:
+  """The servers that are the teacher of a run; None if none are.
+
+  Raises:
+    ValueError: There are several processes, or the key is missing.
+  """
+  fields = config.teacher
+  if not fields.urls:
+    return None
+  if jax.process_count() > 1:
+    raise ValueError(
+      f'config.teacher.urls in a run of {jax.process_count()} processes, but '
+      'one asks the servers; start one process, or give teacher.path.'
+    )
+  asked = Engine(
+    kind='http',
+    dialect=fields.dialect,
+    urls=fields.urls,
+    model=fields.model,
+    key_env=fields.key_env,
+  )
+  alone = dataclasses.replace(config, engine=asked)
+  return TextScores(
+    servers(alone, 'config.teacher.urls'), dialect(alone, adapters=True)
+  )
+
+
+def servers(config: Config, who: str = "config.engine.kind='http'") -> Servers:
+  """The servers of a config; messages name who asks them."""
   fields = config.engine
   client = http_client.Client(
-    "config.engine.kind='http'",
+    who,
     fields.key_env,
     fields.timeout_secs,
     fields.retries,

@@ -46,15 +46,17 @@ def teacher_spec(
       the teacher cannot be read, or has another tokenizer.
   """
   path, name = config.teacher.path, config.learner.method
+  urls = config.teacher.urls
   reads = 'logp_teacher' in method.requires
-  if reads and not path:
+  if reads and not (path or urls):
     raise ValueError(
       f'The method {name!r} reads logp_teacher, and config.teacher.path is '
       'empty; give the model that is to be the teacher.'
     )
-  if path and not reads:
+  if (path or urls) and not reads:
+    given = f'path={path!r}' if path else f'urls={urls!r}'
     raise ValueError(
-      f'config.teacher.path={path!r}, but the method {name!r} reads no '
+      f'config.teacher.{given}, but the method {name!r} reads no '
       "logp_teacher; give a method that does, such as 'opd', or no teacher."
     )
   if not path:

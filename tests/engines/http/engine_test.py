@@ -7,6 +7,7 @@ import pytest
 
 from grpo_jax.engines import protocol
 from grpo_jax.engines.http import engine as engine_lib
+from grpo_jax.engines.http.texts import TextScores
 from tests.engines.http import engines
 from tests.engines.http import fake_server
 from tests.engines.http.engines import alone  # noqa: F401
@@ -408,21 +409,16 @@ def test_texts_are_scored(tmp_path, dialect, adapters):
   texts = [[5, 6, 7], [8], [1, 2, 3, 4, 5, 6]]
   with staged(tmp_path, dialect, adapters, [], []) as stage:
     stage.engine.load(7, 0)
-    for ids, (logp, top_ids, top_logp) in zip(
-      texts, stage.engine.score(texts, 2), strict=True
-    ):
+    policy = stage.engine._newest[0] if adapters else ''
+    servers, spoken = stage.engine._servers, stage.engine._dialect
+    score = TextScores(servers, spoken, policy)
+    for ids, logp in zip(texts, score(texts), strict=True):
       want = [fake_server.score_of(one) for one in ids[1:]]
       np.testing.assert_array_equal(logp, np.array(want, np.float32))
-      assert top_ids.tolist() == [[0, 1]] * len(want)
-      np.testing.assert_array_equal(
-        top_logp, [[0, -1 / 64] for _ in want] or np.zeros((0, 2))
-      )
-    (logp, top_ids, top_logp) = stage.engine.score(texts)[2]
-    assert logp.shape == (5,) and top_ids.shape == top_logp.shape == (5, 0)
-    assert drawn_by(stage, dialect) == [4, 2]
+    assert drawn_by(stage, dialect) == [2, 1]
     for server in stage.servers:
       server.faults = [
         Fault(KIND[dialect], lambda *_: fake_server.Reply(500, b'why'))
       ]
     with pytest.raises(OSError, match='scores of a text.*HTTP 500.*why'):
-      stage.engine.score(texts)
+      score(texts)

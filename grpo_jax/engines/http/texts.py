@@ -1,0 +1,56 @@
+"""Log-probabilities of known tokens, by servers of others."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from grpo_jax.engines.http import dialects
+from grpo_jax.engines.http import servers as servers_lib
+
+
+class TextScores:
+  """Scores texts at temperature 1, as servers do whatever is asked.
+
+  Args:
+    servers: They score.
+    dialect: How they are asked.
+    policy: The name of the adapter that scores; '': the model itself.
+  """
+
+  def __init__(
+    self,
+    servers: servers_lib.Servers,
+    dialect: dialects.Dialect,
+    policy: str = '',
+  ):
+    self._servers, self._dialect, self._policy = servers, dialect, policy
+
+  def __call__(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """f32[n-1] of each text of n ids: that of each token but the first.
+
+    Raises:
+      Away: No server gives them.
+    """
+    every = self._servers.every
+
+    async def score(opened, server, ids):
+      call = self._dialect.score(ids, 0, self._policy)
+      answer = await self._servers.ask(opened, server, call)
+      logp, *_ = self._dialect.scored(answer, ids, 0)
+      return logp
+
+    async def score_all(opened):
+      return await asyncio.gather(
+        *(
+          self._servers.by_any(
+            opened,
+            lambda opened, server, ids=ids: score(opened, server, ids),
+            'the scores of a text',
+            every[number % len(every)],
+          )
+          for number, ids in enumerate(texts)
+        )
+      )
+
+    return self._servers.run(score_all)
