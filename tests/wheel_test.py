@@ -87,7 +87,7 @@ def test_twine_finds_no_fault(archives):
   assert done.returncode == 0, done.stdout + done.stderr
 
 
-# What tells of tests, what packages of others or clouds are needed for.
+# What tells of tests, and what packages of others are needed for.
 OUT = (
   'tests/clients/', 'tests/bench/', 'tests/kills', 'tests/mutants',
   'tests/pictures/', 'tests/soak',
@@ -107,7 +107,7 @@ def test_the_sdist_is_the_checkout_without_the_gate(archives):
     name
     for name in ours
     if name.startswith(OUT)
-    or (name.startswith('tests/launch/') and name.endswith('_test.py'))
+    or re.match(r'tests/(launch|lab/studies)/\w+_test.py', name)
     or name == 'tests/data/reading_test.py'  # of a benchmark
     or name.endswith(('.svg', '.png'))
   }
