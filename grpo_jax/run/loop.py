@@ -115,8 +115,7 @@ def begin(session: Session) -> Progress | None:
     state = session.updater.compiled.init(params)
     layout = session.updater.layout
     progress = Progress(0, state, Receipt(), layout, Unwritten({}, []))
-  greet(session, progress)
-  with session.monitor.phase('handing the parameters to the sampler'):
+    greet(session, progress)
     progress_lib.hand_over(session, progress)
   return progress
 

@@ -25,12 +25,14 @@ class Sampling:
 
   def __init__(self):
     self.events, self.there, self.version = [], {}, None
+    self.lock = threading.Lock()  # one thread publishes, another one drops
     self.most, self.before = 0, lambda rollout: None
 
   def publish(self, params, version):
     self.events.append(('publish', version))
-    self.there[version] = np.array(params)
-    self.most = max(self.most, len(self.there))
+    with self.lock:
+      self.there[version] = np.array(params)
+      self.most = max(self.most, len(self.there))
 
   def load(self, version, goes_on=False):
     self.events.append(('load', version))
@@ -46,7 +48,8 @@ class Sampling:
     return (rollout, *versions), after, {'n': 1.0}
 
   def drop(self, needed):
-    self.there = {v: x for v, x in self.there.items() if v in needed}
+    with self.lock:
+      self.there = {v: x for v, x in self.there.items() if v in needed}
 
   def snapshot(self, version):
     return self.there[version].copy()

@@ -178,6 +178,8 @@ def test_weights_that_are_not_finite_are_refused(monkeypatch):
   weights = dataclasses.replace(run.weights, path='a folder')
   run = dataclasses.replace(run, weights=weights)
   spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(np.nan), params)
-  monkeypatch.setattr(build.build_model, '_read', lambda *_: spoilt)
+  made = build.build_model
+  monkeypatch.setattr(made, 'source', lambda path: None)
+  monkeypatch.setattr(made.weights, 'load', lambda *_, **__: spoilt)
   with pytest.raises(ValueError, match='parameter .* NaN or infinite'):
     build.initial_params(run)

@@ -114,13 +114,13 @@ def test_pieces_are_as_large_as_allowed(monkeypatch):
   stored = reader.tensors['model.embed_tokens.weight']
   rows, width = stored.shape
   expected = reader.read(stored, (slice(None), slice(None)))
-  opened, unwatched = [], safetensors_lib._open
+  opened, unwatched = [], safetensors_lib.opened
 
   def watched(path):
     opened.append(path)
     return unwatched(path)
 
-  monkeypatch.setattr(safetensors_lib, '_open', watched)
+  monkeypatch.setattr(safetensors_lib, 'opened', watched)
   for size in (0, 1, 7, rows - 1, rows):  # 0: one row has too many bytes
     piece = size * width * stored.dtype.itemsize + 1
     monkeypatch.setattr(safetensors_lib, 'PIECE_BYTES', piece)
