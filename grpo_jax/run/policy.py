@@ -317,6 +317,7 @@ def _to_serve(config: Config, context: int) -> Config:
     environment=dataclasses.replace(
       config.environment, name='', others={}, kwargs={}
     ),
+    rewards=Config().rewards,  # nobody judges; one may be the environment's
     warm_up=dataclasses.replace(config.warm_up, steps=0),
   )
 

@@ -124,3 +124,17 @@ def test_the_policy_of_a_run_is_served(tmp_path):
   assert wider.run.engine._widths_of_calls == [256, 300]
   with pytest.raises(ValueError, match='--context_tokens=1; give at least 2'):
     policies.load_to_serve(config, tmp_path, context_tokens=1)
+
+
+def test_a_run_whose_environment_rewards_can_be_served():
+  """Nobody judges what is served."""
+  config = runs.small(
+    **{
+      'environment.name': 'tests.run.environments_test:by_turns',
+      'rewards': ({'name': 'environment', 'weight': 1.0},),
+      'data.chat': True,
+    }
+  )
+  served = policies._to_serve(config, 64)
+  assert not served.environment.name
+  assert [one.name for one in served.rewards] == ['exact_match']
