@@ -138,7 +138,7 @@ def test_rounding_errors_are_no_advantage(name):
     logp_old=same,
     logp_ref=same,
     logp_sampler=same,
-    extras={'updates_done': zeros, 'noise': zeros},
+    extras={'updates_done': zeros, 'noise': zeros, 'logp_teacher': same},
   )
   method = entry.make()
   advantage = jax.vmap(
