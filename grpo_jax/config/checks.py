@@ -669,12 +669,7 @@ def _checks_of_engine(config: Any):
     f'engine.kind={engine.kind!r} with engine.urls={engine.urls!r}; give '
     "addresses with 'http', and none without",
   )
-  wrong = [url for url in engine.urls if not _is_url(url)]
-  yield (
-    not wrong,
-    f'engine.urls={engine.urls!r}; give each as http://HOST:PORT, without a '
-    'path',
-  )
+  yield _check_of_urls('engine.urls', engine.urls)
   generator = config.generator
   yield (
     not is_http or not (generator.devices or generator.listen),
@@ -714,17 +709,17 @@ def _checks_of_taught(config: Any):
     f'teacher.urls={teacher.urls!r} with teacher.path={teacher.path!r}; either '
     'servers are the teacher or a model of yours; give one of them',
   )
-  wrong = [url for url in teacher.urls if not _is_url(url)]
-  yield (
-    not wrong,
-    f'teacher.urls={teacher.urls!r}; give each as http://HOST:PORT, without a '
-    'path',
-  )
+  yield _check_of_urls('teacher.urls', teacher.urls)
   yield (
     not teacher.urls or temperature == 1,
     f'teacher.urls with sampler.temperature={temperature:g}, but servers score '
     'at temperature 1; give 1, or teacher.path',
   )
+
+
+def _check_of_urls(name: str, urls: Any) -> tuple[bool, str]:
+  text = f'{name}={urls!r}; give each as http://HOST:PORT, without a path'
+  return all(map(_is_url, urls)), text
 
 
 def _is_url(url: str) -> bool:

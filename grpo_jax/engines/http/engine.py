@@ -24,7 +24,7 @@ from grpo_jax.engines.http import servers as servers_lib
 from grpo_jax.engines.http.versions import Versions
 
 _TURN_SECS = 0.2  # after which the caller has its turn, whatever has come
-_KEPT = 2  # policies that a server is left with, beside those that draw
+_KEPT = 2  # policies that a server has: the newest, and the one before
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,7 +207,7 @@ class Servers:
     if error.status in (401, 403):
       name = self._client.api_key_env
       sent = f'the key of {name}' if name else 'no key'
-      why += f'; it was sent {sent}, see config.engine.key_env'
+      why += f'; it was sent {sent}, see the field key_env'
     return why
 
   def run(self, do: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:

@@ -193,7 +193,7 @@ TRANSPORT = [
   Row(
     '401, a text as error',
     answers(401, {'error': 'Unauthorized'}),
-    'HTTP 401.*Unauthorized.*it was sent no key, see config.engine.key_env',
+    'HTTP 401.*Unauthorized.*it was sent no key, see the field key_env',
     adapters=None,
     heals=False,
   ),
