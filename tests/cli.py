@@ -28,9 +28,8 @@ QUICK = (
 )
 """XLA flags with which compiling takes a third of the time.
 
-The scheduler that spares memory (`xla_cpu_enable_concurrency_optimized_scheduler`
-off) is not among them: with it, one call in a hundred of a program on eight
-devices gave NaN (jaxlib 0.10.2).
+`xla_cpu_enable_concurrency_optimized_scheduler=false` is not among them: with
+it, a call in a hundred of a program on eight devices gave NaN (jaxlib 0.10.2).
 """
 JUDGE = '--config.rewards=({"name":"tests.judges:even","weight":1.0},)'
 

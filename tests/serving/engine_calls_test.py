@@ -708,7 +708,7 @@ def test_an_adapter_has_the_names_of_the_class_that_is_served(tmp_path):
   As a run writes it, which begins with the same folder.
   """
   config = runs.arithmetic(**{
-    'model.path': str(golden.FOLDER / 'qwen3_vl'), 'model.rope_base': 1e4,
+    'model.path': str(golden.folder('qwen3_vl')), 'model.rope_base': 1e4,
     'lora.rank': 2, 'mesh.data': 1, 'warm_up.steps': 0,
   })  # fmt: skip
   found = policies.load_to_serve(config, context_tokens=64)
