@@ -124,9 +124,9 @@ def compare(directory: str) -> Against:
   )
   needs = _needs(config, parts, reads, shares)
   sampling, learning = _shares(rows, needs, machine)
-  jobs = bool(config.generator.listen)
+  elsewhere = bool(config.generator.listen) or config.engine.kind == 'http'
   return Against(
-    devices, machine, len(rows), None if jobs else sampling, learning
+    devices, machine, len(rows), None if elsewhere else sampling, learning
   )
 
 

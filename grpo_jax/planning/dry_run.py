@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import math
 import os
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
+from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.learner import programs
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
@@ -67,8 +69,11 @@ def inspect(
   frozen = build.frozen_params(run)
   teacher = build.teacher_params(run, frozen)
   updater = build.updater(run, frozen, teacher=teacher)
-  sampling.loader(run, updater)(build.initial_params(run), 0)
-  rollout = sampling.first(run)
+  with contextlib.ExitStack() as stack:
+    if isinstance(run.engine, HttpEngine):
+      stack.callback(run.engine.versions.close)
+    sampling.loader(run, updater)(build.initial_params(run), 0)
+    rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
   layouts = Layouts(
     updater.compiled, rollout, updater.layout, updater.spec.batches
@@ -163,6 +168,7 @@ def _memory_gib(
     # Where they lie, decoding reads one of them on a single device.
     shares = run.sampling_mesh.size == 1 and not run.draw.pace.inflight
     shares = shares and not run.config.generator.listen
+    shares = shares and run.config.engine.kind == 'local'
     number = arithmetic.snapshots(run.draw.pace) - shares
     size = arithmetic.on_device(sampling.abstract_snapshot(run, updater))
     name = 'older parameters' + ' (where others sample)' * apart

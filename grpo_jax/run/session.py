@@ -104,7 +104,9 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       config=config, workdir=workdir, replay=replay, peers=peers
     )
     _fetch(config, screen, peers)
-    run, updater = _built(config, start.objects, screen, peers)
+    # Of a replay the answers to held-out problems are drawn here.
+    draws = not config.generator.listen or replay is not None
+    run, updater = _built(config, start.objects, screen, peers, draws)
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
@@ -182,13 +184,14 @@ def _built(
   objects: objects_lib.Objects,
   screen: monitor_lib.Screen,
   peers: processes.Processes = processes.ALONE,
+  draws: bool = True,
 ) -> tuple[build.Run, Updater]:
   """The parts of a run; the screen says what they are."""
   with screen.phase('finding devices'):
     devices = jax.devices()
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
-    run = build.run(config, objects, shares=peers.number > 1)
+    run = build.run(config, objects, shares=peers.number > 1, draws=draws)
     # Shapes alone: what is beside adapters is read after the checkpoint.
     frozen = build.abstract_params(run).frozen
     teacher = build.abstract_teacher(run, frozen)
