@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import math
 import os
@@ -13,7 +12,6 @@ import jax
 import numpy as np
 
 from grpo_jax.config import Config
-from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.learner import programs
 from grpo_jax.learner.layouts import Layouts
 from grpo_jax.learner.types import TrainState
@@ -69,9 +67,7 @@ def inspect(
   frozen = build.frozen_params(run)
   teacher = build.teacher_params(run, frozen)
   updater = build.updater(run, frozen, teacher=teacher)
-  with contextlib.ExitStack() as stack:
-    if isinstance(run.engine, HttpEngine):
-      stack.callback(run.engine.versions.close)
+  with sampling.closing(run):
     sampling.loader(run, updater)(build.initial_params(run), 0)
     rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called

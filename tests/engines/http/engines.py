@@ -79,6 +79,21 @@ def _files() -> set[str]:
   return found
 
 
+def engine_of(
+  servers: Sequence[FakeServer], dialect: str, adapters: bool, folder: Any
+) -> HttpEngine:
+  """Another engine over servers of a stage, as another start makes one."""
+  client = http_client.Client(
+    'config.engine', '', 5.0, 0, 0.1, 2.0, http_client.Limits(0, 8)
+  )
+  return HttpEngine(
+    Servers([one.url for one in servers], client, 8),
+    Vllm('policy', adapters) if dialect == 'vllm' else Sglang(adapters),
+    Versions(folder, fake_server.write),
+    adapters,
+  )
+
+
 @contextlib.contextmanager
 def staged(
   tmp_path: Any,
@@ -119,7 +134,7 @@ def staged(
     )
     engine.tell = said.append
     yield Stage(engine, known, said, folder)
-    engine.versions.close()
+    engine.close()
     assert not folder.exists()
   finally:
     for one in known:
