@@ -29,7 +29,7 @@ def test_killed_runs_end_with_the_same_bits(what, tmp_path, monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
   before = {*tmp_path.glob('grpo_jax_weights_*')}
   with kills.serving(SMALL, what) as (options, url):
-    kills.through(tmp_path, options, 3, random.Random(0))
+    kills.through(tmp_path, options, 2, random.Random(0))
     assert kills.adapters(url) == []
   # Folders that were made before the workdir are not known to anybody.
   left = {*tmp_path.glob('grpo_jax_weights_*')} - before

@@ -1,16 +1,21 @@
 """Plans of runs whose rollouts others draw: nothing of a sampler is counted."""
 
+import types
+
 import pytest
 
 from grpo_jax import models
 from grpo_jax.commands import plan as command
+from grpo_jax.hosts import stop_signal
 from grpo_jax.mesh import sharding
 from grpo_jax.planning import compiling
 from grpo_jax.planning import division
 from grpo_jax.planning import plan as plans
 from grpo_jax.planning import topologies
+from grpo_jax.run import session
 from grpo_jax.run.build import build
 from grpo_jax.run.build import limits
+from grpo_jax.run.build import model as build_model
 from tests import refusals_test
 from tests import runs
 from tests.planning import estimates
@@ -143,6 +148,45 @@ def test_a_learner_for_which_jobs_draw_has_no_engine(monkeypatch):
   assert build.example(run).batch.mask.any()
   seen, run = checked(runs.small(**changes), monkeypatch)
   assert seen == [True] and run.engine.max_rows
+
+
+@pytest.mark.parametrize('replays', [False, True])
+def test_a_start_says_who_draws(replays, tmp_path, monkeypatch):
+  """A replay answers held-out problems itself, whoever drew before."""
+  seen = []
+
+  def build_run(config, objects, shares, draws):
+    seen.append(draws)
+    raise ZeroDivisionError
+
+  monkeypatch.setattr(build, 'run', build_run)
+  monkeypatch.setattr(session.replay_lib, 'folder', lambda path: path)
+  for changes in ({}, {'generator.listen': '127.0.0.1:8470'}):
+    start = session.Start(
+      runs.small(**changes), tmp_path, stop_signal.Stop(),
+      replay=tmp_path if replays else None,
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError), session.opened(start):
+      pass
+  assert seen == [True, replays]
+
+
+def test_a_teacher_is_counted_beside_the_same_rows(tmp_path, monkeypatch):
+  teacher = {
+    'learner.method': 'opd',
+    'learner.method_kwargs': {},
+    'teacher.path': str(tmp_path),
+  }
+  weights = build_model.weights_spec(runs.small(), None)
+
+  def spec(config, method, model, *_):
+    return types.SimpleNamespace(weights=weights, model=model, is_base=True)
+
+  monkeypatch.setattr(build.build_teacher, 'teacher_spec', spec)
+  for changes, draws in ((SERVED, False), ({}, True)):
+    changes = {**teacher, **changes}
+    seen, _ = checked(runs.small(**changes), monkeypatch)
+    assert seen == [draws, draws]
 
 
 def test_who_draws_needs_memory_for_rows(monkeypatch):

@@ -10,16 +10,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from grpo_jax.commands import serve
 from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.planning import dry_run
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
 from grpo_jax.run import progress as progress_lib
-from grpo_jax.serving import app as app_lib
-from grpo_jax.serving import desk as desk_lib
-from grpo_jax.serving import listening
 from tests import runs
 from tests.serving import served
 
@@ -30,17 +26,8 @@ pytest.importorskip('starlette', reason="needs pip install 'grpo_jax[serve]'")
 @contextlib.contextmanager
 def serving(config):
   """The address of a server of the policy that a config begins with."""
-  served = policies.load_to_serve(config)
-  engine, scorer = served.run.engine, served.scorer
-  with desk_lib.Desk(engine, scorer, rows=8) as desk:
-    service = serve.service_of(served, desk, config)
-    app = app_lib.app(
-      lambda token: service,
-      hosts={'127.0.0.1'},
-      posted=serve.engine_calls_of(served, service),
-    )
-    with listening.Listening(app, listening.bound(port=0)) as it:
-      yield it.origin
+  with served.opened(config, rows=8) as found:
+    yield found.url
 
 
 def with_servers(changes, tmp_path, *urls, dialect='vllm'):

@@ -92,10 +92,12 @@ class Versions:
     return self._trained
 
   def clear(self, folder: pathlib.Path) -> None:
-    """Removes what earlier starts of the run have left in a folder."""
+    """Removes what earlier starts of the run have left in a folder.
+
+    Nothing of this start has been published.
+    """
     for path in folder.glob(f'{self.run}-*'):
-      if not path.name.startswith(f'{self.run}-{self._start}-'):
-        shutil.rmtree(path, ignore_errors=True)
+      shutil.rmtree(path, ignore_errors=True)
     if folder != self.folder:
       with contextlib.suppress(OSError):
         folder.rmdir()

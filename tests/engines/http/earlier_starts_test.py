@@ -5,20 +5,17 @@ import pytest
 from grpo_jax.engines import protocol
 from tests.engines.http import engines
 from tests.engines.http import fake_server
-from tests.engines.http.engine_test import LOAD
+from tests.engines.http.engines import LOAD
 from tests.engines.http.engines import alone  # noqa: F401
 from tests.engines.http.engines import asked
+from tests.engines.http.engines import dialects
+from tests.engines.http.engines import rooms
 from tests.engines.http.engines import staged
 from tests.engines.http.fake_server import Fault
 from tests.engines.http.fake_server import Reply
 from tests.engines.http.faults import answers
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
-
-dialects = pytest.mark.parametrize('dialect', engines.DIALECTS)
-rooms = pytest.mark.parametrize(
-  'dialect,adapters', engines.ROOMS, ids=engines.ROOM_IDS
-)
 
 
 def killed(stage, dialect, adapters, *versions, run=None):

@@ -192,8 +192,7 @@ def sentence(row: faults_lib.Row) -> str:
   What stands around it is the same for all: who is asked, and what to see to.
   """
   (_, dialect, adapters), *_ = faults_lib.cases([row])
-  kind = {'vllm': 'completions', 'sglang': 'generate'}[dialect]
-  fault = Fault(row.kind or kind, row.change)
+  fault = Fault(row.kind or staging.KIND[dialect], row.change)
   (request,) = staging.asked(1, 1)
   with tempfile.TemporaryDirectory() as name:
     staged = staging.staged(
