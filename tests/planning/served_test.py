@@ -26,6 +26,7 @@ PLAYED = {
   'environment.name': 'tests.run.environments_test:Guess',
   'data.chat': True,
   'environment.max_turns': 3,
+  'sampler.max_rows': 64,
 }
 AHEAD = {'sampler.ahead': 2, 'name': 'v5e:1x1'}
 OF_SAMPLER = {'sampler weights', 'cache', 'cache of admitted prompts'}
@@ -62,6 +63,7 @@ def test_versions_that_a_checkpoint_needs_are_copies_of_the_learners(ahead):
 def test_rows_of_episodes_are_elsewhere():
   alone = estimate(**PLAYED)
   assert {'read', 'decode'} <= {one.name for one in alone.programs}
+  assert alone.counted.parked > 0
   made = estimate(**PLAYED, **SERVED)
   assert {one.name for one in made.programs} <= {*plans.LEARNING}
   assert made.counted.parked == 0
