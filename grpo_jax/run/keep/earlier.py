@@ -32,7 +32,6 @@ def recognise(workdir: pathlib.Path, versions: Versions) -> None:
     saved = {}
   if saved.get('workdir') == place:
     versions.run = saved['run']
-    versions.clear(versions.folder)
     versions.clear(pathlib.Path(saved['folder']))
   now = {
     'run': versions.run, 'folder': str(versions.folder), 'workdir': place

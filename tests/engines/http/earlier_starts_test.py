@@ -129,6 +129,8 @@ def test_who_was_away_for_a_moment_forgets_what_is_old(tmp_path, dialect):
     known.lose('it was away', known.told)
     engines.complete(stage, asked(), 7, 3)
     assert [*server.adapters.values()] == [2, 7]
+    stage.engine.load(8, 4)  # what it still had is known
+    assert [*server.adapters.values()] == [7, 8]
 
 
 @dialects
@@ -139,10 +141,13 @@ def test_an_older_version_that_is_taken_again_is_the_newest(tmp_path, dialect):
     for version in range(3):
       stage.engine.versions.publish(version, version)
       stage.engine.take(stage.engine.versions.fetch(version), version)
-    stage.engine.take(stage.engine.versions.fetch(1), 1)
+    stage.engine.take(stage.engine.versions.fetch(0), 0)
+    assert {*server.adapters.values()} == {0, 2}
+    number = len(server.bodies('unload_lora_adapter'))
     known.lose('it was away', known.told)
-    engines.complete(stage, asked(), 1, 1)
-    assert {*server.adapters.values()} == {1, 2}
+    engines.complete(stage, asked(), 0, 0)
+    assert {*server.adapters.values()} == {0, 2}
+    assert len(server.bodies('unload_lora_adapter')) == number
 
 
 @rooms
