@@ -530,7 +530,7 @@ def show_against(found: against.Against) -> None:
     'rollouts.',
     line('sampling', found.sampling)
     if found.sampling
-    else 'sampling: by jobs, of whose devices the run tells nothing.',
+    else 'sampling: by jobs or servers, of whose devices nothing is told.',
     line('learning', found.learning),
   )
 

@@ -53,7 +53,7 @@ class Against(NamedTuple):
   devices: str  # as the run has noted them
   machine: roofline.Machine  # one device; on a CPU all of them together
   rollouts: int  # of which the medians are
-  sampling: Share | None  # None: by jobs, of whose devices it tells nothing
+  sampling: Share | None  # None: elsewhere, by jobs or servers
   learning: Share
 
 
