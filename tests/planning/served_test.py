@@ -140,7 +140,10 @@ def checked(config, monkeypatch, **options):
     'check_memory',
     lambda config, model, mesh, teacher=None, draws=True: seen.append(draws),
   )
-  return seen, build.run(config, **options)
+  run = build.run(config, **options)
+  if config.engine.kind == 'http':
+    run.engine.versions.close()  # its folder
+  return seen, run
 
 
 def test_a_learner_for_which_jobs_draw_has_no_engine(monkeypatch):
