@@ -99,7 +99,8 @@ class Weights:
     older: Of the trained parameters of further versions by which rollouts may
       be drawn ahead, as decoding reads them; 0 if none are. On devices that
       sample alone all versions are cut over these devices; if jobs sample,
-      over the learner's, from which the jobs fetch them.
+      over the learner's, from which the jobs fetch them. If servers sample,
+      they are copies as the learner has them, for checkpoints.
     newer: Of the trained parameters as decoding reads them, that come while the
       ones before are still there; 0 if these are freed before.
     published: Of the trained parameters as they are published, on all devices
@@ -309,6 +310,9 @@ def _older(parts: Abstract, trained: Any) -> int:
   pace, own = run.draw.pace, run.config.generator.devices
   if run.config.generator.listen:
     return snapshots(pace) * landed(trained, run.mesh.size)
+  if run.config.engine.kind == 'http' and pace.ahead:
+    state = parts.updater.compiled.abstract
+    return snapshots(pace) * on_device(state.params)
   if not own and not pace.ahead:
     return 0
   number = snapshots(pace)
@@ -348,6 +352,8 @@ def _pools(parts: Abstract) -> tuple[list[Any], int, int]:
   """
   config, engine = parts.run.config, parts.engine
   if not config.environment.name or config.environment.max_turns == 1:
+    return [], 0, 0
+  if config.engine.kind == 'http':
     return [], 0, 0
   whole = parts.updater.joined(parts.updater.compiled.abstract.params)
   number = config.sampler.prompts * config.sampler.group
@@ -480,8 +486,10 @@ class Arithmetic:
     self.config = parts.run.config
     self.mesh = parts.run.mesh
     self.sampling_mesh: Any = parts.engine.mesh
-    # Whether jobs sample, and what learns is counted, or what draws in a job;
-    # and whether some devices sample while others learn.
+    # Whether servers of others sample; whether jobs do, and what learns is
+    # counted, or what draws in a job; and whether some devices sample while
+    # others learn.
+    self.served = self.config.engine.kind == 'http'
     self.jobs = bool(self.config.generator.listen)
     self.apart = self.jobs or self.config.generator.devices > 0
     self.platform = sharding.platform(self.mesh)
@@ -648,6 +656,8 @@ class Arithmetic:
     Drawing ahead on the same device, it holds weights and caches while updates
     run too.
     """
+    if self.served:
+      return {}
     weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
     if self.admits:

@@ -1,6 +1,7 @@
 """What draws the rollouts of a run, and its answers to held-out problems."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import functools
@@ -164,6 +165,16 @@ class _Here:
 def asks_servers(run: build.Run) -> bool:
   """Whether servers of others draw for a run."""
   return isinstance(run.engine, HttpEngine)
+
+
+@contextlib.contextmanager
+def closing(run: build.Run) -> Iterator[None]:
+  """Leaves nothing with servers of others at its end, if they draw."""
+  try:
+    yield
+  finally:
+    if isinstance(run.engine, HttpEngine):
+      run.engine.close()
 
 
 def greet(

@@ -12,6 +12,7 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import engine as build_engine
 from tests import runs
+from tests.run import http_engine_test
 from tests.run.http_engine_test import serving
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
@@ -66,6 +67,17 @@ def test_a_run_learns_from_what_a_server_says(dialect, changes, tmp_path):
   gap = np.asarray(found[-1].batch.extras['logp_teacher'])
   assert np.isfinite(records[-1]['kl_teacher_k1']) and gap.any()
   assert records[-1]['grad_norm'] > 0
+
+
+def test_a_killed_run_is_taught_by_a_server_that_goes_on(tmp_path, monkeypatch):
+  changes = http_engine_test.KILLED | {'steps': 3}
+  with serving(TEACHER) as url:
+    config = student(url, **changes)
+    loop.train(config, tmp_path / 'whole')
+    workdir = tmp_path / 'killed'
+    http_engine_test.kill(config, workdir, monkeypatch, 1, 2, lambda: None)
+    loop.train(config, workdir)
+  runs.assert_equal(tmp_path / 'whole', workdir)
 
 
 def test_nobody_who_scores_ends_the_run_with_a_sentence(tmp_path, monkeypatch):

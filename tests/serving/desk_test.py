@@ -392,5 +392,35 @@ def test_a_desk_that_is_closed_refuses():
       served.run(found.desk.score([1, 2]))
 
 
+def test_what_comes_while_a_desk_ends_is_refused():
+  class Late:
+    """An inbox: who puts something there is overtaken by the end."""
+
+    def __init__(self, found):
+      self._found, self._inbox = found, found.desk._inbox
+
+    def put(self, what):
+      if what is not None:
+        found.desk.__exit__()
+      self._inbox.put(what)
+
+    def __getattr__(self, name):
+      return getattr(self._inbox, name)
+
+  async def asked(wanted):
+    async with asyncio.timeout(20):
+      await wanted
+
+  for ask in (
+    lambda desk: desk.score([1, 2]),
+    lambda desk: desk.know('a', lambda: None),
+    lambda desk: desk.pause(),
+  ):
+    with served.desk() as found:
+      found.desk._inbox = Late(found)
+      with pytest.raises(desk_lib.Closed):
+        served.run(asked(ask(found.desk)))
+
+
 def test_ranks_are_not_promoted():
   assert jax.config.jax_numpy_rank_promotion == 'raise'

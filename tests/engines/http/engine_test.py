@@ -10,22 +10,19 @@ from grpo_jax.engines.http import engine as engine_lib
 from grpo_jax.engines.http.texts import TextScores
 from tests.engines.http import engines
 from tests.engines.http import fake_server
+from tests.engines.http.engines import KIND
+from tests.engines.http.engines import LOAD
 from tests.engines.http.engines import alone  # noqa: F401
 from tests.engines.http.engines import asked
+from tests.engines.http.engines import dialects
+from tests.engines.http.engines import rooms
 from tests.engines.http.engines import staged
 from tests.engines.http.fake_server import BASE
 from tests.engines.http.fake_server import Fault
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
 
-KIND = {'vllm': 'completions', 'sglang': 'generate'}
 TURN_SECS = engine_lib._TURN_SECS  # that of users, and not of tests
-LOAD = {'vllm': 'pause', 'sglang': 'update_weights_from_disk'}
-
-rooms = pytest.mark.parametrize(
-  'dialect,adapters', engines.ROOMS, ids=engines.ROOM_IDS
-)
-dialects = pytest.mark.parametrize('dialect', engines.DIALECTS)
 
 
 def drawn_by(stage, dialect):
