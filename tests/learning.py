@@ -59,8 +59,8 @@ def make_learner(
 ):
   model = tiny.model(**changes)
 
-  def score(params, rows, with_entropy):
-    return models.score(model, params, rows, 1.0, with_entropy)
+  def score(params, rows, wanted):
+    return models.score(model, params, rows, 1.0, wanted)
 
   sizes = mesh if isinstance(mesh, dict) else {}
   mesh = sharding.make_mesh(*(() if sizes else mesh), **sizes)
@@ -170,7 +170,7 @@ def _tiny_logp(rows, length):
 
 
 def _bigram_logp(rows, length):
-  scores = jax.jit(bigram.score, static_argnums=2)(bigram.params(), rows, False)
+  scores = jax.jit(bigram.score)(bigram.params(), rows, models.LOGP)
   return tiny.gather(scores.logp, rows, length)
 
 

@@ -73,6 +73,7 @@ set yet, or what it writes has been read already.
 
 from grpo_jax.losses import contrib
 from grpo_jax.losses import methods
+from grpo_jax.losses._base import OF_TEACHER
 from grpo_jax.losses._base import OF_TURNS
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import LossTransform
@@ -164,6 +165,7 @@ from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._stages import set_weight
 from grpo_jax.losses._teacher import add_teacher_advantage
 from grpo_jax.losses._teacher import add_teacher_kl
+from grpo_jax.losses._teacher import add_teacher_top_kl
 from grpo_jax.losses._trie import SharedPrefix
 from grpo_jax.losses._trie import prefix_summary
 from grpo_jax.losses._trie import recenter_branches
@@ -189,6 +191,7 @@ __all__ = (
   'CREDIT_METRIC',
   'Controller',
   'LossTransform',
+  'OF_TEACHER',
   'OF_TURNS',
   'Rows',
   'SharedContext',
@@ -201,6 +204,7 @@ __all__ = (
   'add_penalty',
   'add_teacher_advantage',
   'add_teacher_kl',
+  'add_teacher_top_kl',
   'arguments_from_run',
   'average_ratio',
   'batch_from_rows',

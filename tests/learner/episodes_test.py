@@ -379,11 +379,11 @@ def test_any_method_learns_from_trees(method, kind, devices):
 
 @pytest.mark.parametrize('kind', ['packed', 'packed copies'])
 def test_routers_count_a_token_in_one_of_its_slots(kind):
-  def score_routed(params, rows, with_entropy, counted, sampled):
+  def score_routed(params, rows, wanted, counted, sampled):
     del sampled
     number = jnp.sum(counted, dtype=jnp.float32)[None, None]
     routed = models.Routed(experts.Statistics(number, number), None)
-    return bigram.score(params, rows, with_entropy), routed
+    return bigram.score(params, rows, wanted), routed
 
   learner = bigram_learner(METHODS['grpo'](), score_routed=score_routed)
   rollout = of_bigram(0, 0.5)

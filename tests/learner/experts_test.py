@@ -46,14 +46,14 @@ BALANCE = 0.5
 
 
 def make_learner(method='grpo', balance=BALANCE, mesh=None, model=MODEL):
-  def score(params, rows, with_entropy, forward_mode=False):
+  def score(params, rows, wanted, forward_mode=False):
     return models.score(
-      model, params, rows, 1.0, with_entropy, forward_mode=forward_mode
+      model, params, rows, 1.0, wanted, forward_mode=forward_mode
     )
 
-  def score_routed(params, rows, with_entropy, counted, sampled):
+  def score_routed(params, rows, wanted, counted, sampled):
     return models.score_routed(
-      model, params, rows, counted, sampled, 1.0, with_entropy
+      model, params, rows, counted, sampled, 1.0, wanted
     )
 
   forward = functools.partial(score, forward_mode=True)

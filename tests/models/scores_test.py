@@ -17,14 +17,14 @@ pytestmark = pytest.mark.quick
 def test_token_scores_closed_form():
   logits = jax.random.normal(jax.random.key(0), (1, 5, 7)) * 3
   target = jnp.array([[0, 6, 2, 2, 5]])
-  got = scores.token_scores(logits, target, with_entropy=True)
+  got = scores.token_scores(logits, target, models.Wanted(entropy=True))
   everything = jax.nn.log_softmax(logits)
   np.testing.assert_allclose(
     got.logp[0], everything[0, jnp.arange(5), target[0]], atol=1e-6
   )
   entropy = -jnp.sum(jnp.exp(everything) * everything, axis=-1)
   np.testing.assert_allclose(got.entropy, entropy, atol=1e-6)
-  assert scores.token_scores(logits, target, False).entropy is None
+  assert scores.token_scores(logits, target, models.LOGP).entropy is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,9 @@ def test_chunks_change_nothing(chunk_tokens):
   rows = layout.padded_rows(*tiny.ragged(), 16)
 
   def run(params, size):
-    got = tiny.score(model, params, rows, 1.3, True, size)
+    got = tiny.score(
+      model, params, rows, 1.3, models.Wanted(entropy=True), size
+    )
     return jnp.sum(jnp.cos(got.logp)) + jnp.sum(got.entropy), got
 
   run = jax.grad(run, has_aux=True)
@@ -86,7 +88,7 @@ def test_no_array_of_all_positions_times_the_vocabulary(with_entropy):
   params = jax.eval_shape(model.init, jax.random.key(0))
 
   def loss(params, rows):
-    got = tiny.score(model, params, rows, with_entropy=with_entropy)
+    got = tiny.score(model, params, rows, wanted=models.Wanted(with_entropy))
     return jnp.sum(got.logp) + jnp.sum(got.entropy if with_entropy else 0.0)
 
   memory = jax.jit(jax.grad(loss)).lower(params, rows).compile()
