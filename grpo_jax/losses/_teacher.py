@@ -126,14 +126,13 @@ def add_teacher_top_kl(
   is left out. `add_teacher_kl` estimates the reverse one from the sampled token
   alone.
 
-  TRL (GKD, with tokens of the whole vocabulary), verl and NeMo-RL have it as
-  the loss of distillation; where they keep the terms of `S` alone, what is left
-  is no KL: its reverse form can be negative, and is least where the policy has
-  no mass on `S`.
+  The terms of `S` alone would be no KL: their sum can be negative, and the
+  reverse one is 0 where the policy has left `S`.
 
-  A class of all others with less than 64 rounding errors (7.6e-6 in float32)
-  counts as empty, because it is what a sum has left of 1. Where the other model
-  has mass there, its logarithm stays at that bound.
+  What a sum leaves of 1 is known to some rounding errors. So all others count
+  as none below 64 of these, 7.6e-6 in float32. If the other model has mass
+  there, their logarithm stays at that bound: a policy that is surer of `S` than
+  that is no longer drawn out of it, but still moved inside.
 
   The metric `kl_teacher_top` is the KL, in nats, and `teacher_top_mass` the
   teacher's probability of `S`.
@@ -202,8 +201,8 @@ def _classes(logp):
   least = 64 * jnp.finfo(logp.dtype).eps
   # Less than 0 by rounding, where there are no others.
   rest = -jnp.expm1(logsumexp(logp, axis=-1, keepdims=True))
-  # The slope is that of the rest also where it is too small to be known: a
-  # policy that is sure must feel that it leaves others nothing.
+  # With the slope of the rest below the bound too, so that the pull out of the
+  # tokens fades with the rest, and has no edge.
   bounded = rest + lax.stop_gradient(jnp.maximum(rest, least) - rest)
   return (
     jnp.concatenate([jnp.exp(logp), jnp.where(rest > least, rest, 0)], axis=-1),

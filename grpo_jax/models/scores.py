@@ -390,13 +390,36 @@ def token_scores(logits: Array, target: Array, wanted: Wanted) -> Scores:
     log_policy = logits - log_mass[..., None]
     entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
   if wanted.likeliest:
-    most, top_ids = lax.top_k(logits, wanted.likeliest)
+    most, top_ids = _largest(logits, wanted.likeliest)
     top_logp = most - log_mass[..., None]
   elif wanted.ids is not None:
-    # A gather here, as masked sums would read all logits K times.
-    given = jnp.take_along_axis(logits, wanted.ids, axis=-1)
+    # A gather here, as masked sums would read all logits K times. A teacher may
+    # have ids that the policy lacks, and so never draws.
+    given = jnp.take_along_axis(
+      logits, wanted.ids, axis=-1, mode='fill', fill_value=UNUSED_LOGIT
+    )
     top_logp = given - log_mass[..., None]
   return Scores(logp, entropy, top_logp, top_ids)
+
+
+def _largest(logits: Array, number: int) -> tuple[Array, Array]:
+  """The largest logits f32[R,N,K] and their ids; of equal ones the first ids.
+
+  Where the vocabulary is split over `tensor`, each part finds its own, and only
+  these are compared with each other: `lax.top_k` alone would gather all logits.
+  """
+  vocab = logits.shape[-1]
+  parts = shards.vocabulary_parts(vocab)
+  if parts == 1 or number > vocab // parts:
+    return lax.top_k(logits, number)
+
+  def of_part(logits, part):
+    most, ids = lax.top_k(logits, number)
+    return most, ids + part * logits.shape[-1]
+
+  most, ids = shards.on_vocabulary_parts(of_part, logits)
+  most, place = lax.top_k(most, number)
+  return most, jnp.take_along_axis(ids, place, axis=-1)
 
 
 def without_ids(logits: Array, unused: Sequence[tuple[int, int]]) -> Array:
