@@ -62,7 +62,7 @@ def with_zeros(rollout: Rollout, top: int = 0) -> Rollout:
 def _zeros(rollout: Rollout, top: int) -> dict[str, np.ndarray]:
   """The fields by name; 0 where nothing is."""
   shape = rollout.batch.mask.shape
-  found = {'logp_teacher': np.zeros(shape, np.float32)}
+  found: dict[str, np.ndarray] = {'logp_teacher': np.zeros(shape, np.float32)}
   if top:
     found['teacher_top_ids'] = np.zeros((*shape, top), np.int32)
     found['teacher_top_logp'] = np.zeros((*shape, top), np.float32)

@@ -40,6 +40,7 @@ WELL = {
     ({'uniform_groups': 1.0, 'accuracy': 0.0}, ['100.0%', 'all answers are w']),
     ({'uniform_groups': 1.0, 'accuracy': 0.5}, ['sampler.temperature']),
     ({'uniform_groups': 1.0}, ['sampler.temperature']),
+    ({'uniform_groups': 1.0, 'kl_teacher_k1': 0.5}, []),
     ({'nonfinite_loss': 0.5}, ['loss of 50% of the updates', 'a reward']),
     ({'nonfinite_gradient': 1.0}, ['gradient of 100%', 'the method']),
     ({'nonfinite_update': 0.25}, ['update of 25%', 'optim.lr']),

@@ -59,11 +59,11 @@ def teacher_spec(
       f'config.teacher.{given}, but the method {name!r} reads no '
       "logp_teacher; give a method that does, such as 'opd', or no teacher."
     )
-  if method.top_tokens > vocab_size:
+  if method.top_tokens > policy.vocab_size:
     raise ValueError(
       f"The method {name!r} reads the teacher's {method.top_tokens} likeliest "
-      f'tokens, but the policy has {vocab_size}; give a smaller number in '
-      'config.learner.method_kwargs.'
+      f'tokens, but the policy has {policy.vocab_size}; give a smaller number '
+      'in config.learner.method_kwargs.'
     )
   if not path:
     return None
