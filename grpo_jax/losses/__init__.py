@@ -49,7 +49,8 @@ All stage constructors share these arguments:
   function needs no guards against padding.
 - `requires` names the optional fields that the function reads: fields of
   `Batch` that may be None (`'logp_ref'`, `'entropy_old'`, ...), keys of
-  `Batch.extras`, or `'entropy'` for `terms.entropy`. The learner computes such
+  `Batch.extras`, `'entropy'` for `terms.entropy`, or `'logp_top'` for
+  `terms.logp_top` (see `LossTransform.top_tokens`). The learner computes such
   a field only if some transform of the chain requires it. A name that it does
   not know is one of your own, which `grpo-jax train` takes from the records of
   the prompts (see the README of this folder).

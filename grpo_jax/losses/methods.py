@@ -56,6 +56,8 @@ A teacher, a second model that scores what the policy has drawn:
 
 - `opd`: on-policy distillation, the teacher's log-probability as the credit of
   each token, alone or beside rewards (2306.13649, 2601.02780)
+- `gkd`: the KL to the teacher at each token, over its likeliest tokens, in
+  either direction (2306.13649)
 
 Another credit for a completion or for its tokens:
 

@@ -23,6 +23,7 @@ from grpo_jax.learner import step
 from grpo_jax.learner import updates
 from grpo_jax.learner.types import Scoring
 from grpo_jax.learner.types import Teacher
+from grpo_jax.models import experts
 from grpo_jax.models import layout
 from tests import bigram
 from tests import tiny
@@ -250,3 +251,24 @@ def test_files_may_have_more_tokens_than_a_method_reads():
   )  # fmt: skip
   assert few.shape[-1] == 2 and none is None
   np.testing.assert_allclose(few, many[..., :2], atol=1e-6)
+
+
+def test_a_model_with_experts_is_asked_for_them_too():
+  def score_routed(params, rows, wanted, counted, sampled):
+    del counted, sampled
+    routed = models.Routed(
+      experts.Statistics(jnp.ones((1, 2)), jnp.ones((1, 2))), None
+    )
+    return bigram.score(params, rows, wanted), routed
+
+  fields = with_top(bigram_rollout(), bigram.VOCAB).batch.extras
+  plain, routed = (
+    differentiated(policy, top_method(), fields, CUTS['packed']).grads
+    for policy in (
+      bigrams(),
+      bigrams()._replace(
+        learner=lambda method: bigram_learner(method, score_routed=score_routed)
+      ),
+    )
+  )
+  jax.tree.map(np.testing.assert_array_equal, plain, routed)
