@@ -148,16 +148,16 @@ def test_a_policy_that_is_sure_feels_the_others_as_far_as_they_are_known():
 
   In float32, down to the bound of what a sum tells of its rest; there it fades.
   """
-  rest = np.array([1e-2, 1e-3, 1e-4, 2e-5, 1e-9])
-  logits = np.zeros((5, 64))
+  rest = np.array([1e-2, 1e-3, 1e-4, 2e-5, 1e-9, 5e-6])
+  logits = np.zeros((6, 64))
   logits[:, 0] = np.log((1 - rest) / rest * 63)
-  teacher = np.broadcast_to(np.log([0.5, *[0.5 / 63] * 63]), (5, 64))
+  teacher = np.broadcast_to(np.log([0.5, *[0.5 / 63] * 63]), (6, 64))
   slope = of_logits('forward', 1, logits, teacher, jnp.float32)[1]
   np.testing.assert_allclose(slope[:4, 0], 0.5 - rest[:4], rtol=0.03)
-  assert 0 <= slope[4, 0] < 0.01
+  assert 0 <= slope[4, 0] < 0.01 and 0.2 < slope[5, 0] < 0.45
   # Among the tokens themselves it does not.
   ids = np.argsort(-teacher[4])[:2]
-  two = of_logits('forward', 2, logits[4:], teacher[4:], jnp.float32)[1]
+  two = of_logits('forward', 2, logits[4:5], teacher[4:5], jnp.float32)[1]
   np.testing.assert_allclose(two[0, ids[1]], -0.5 / 63, rtol=0.03)
 
 
@@ -180,14 +180,35 @@ def test_the_parts_of_a_chain_may_read_different_numbers():
     np.testing.assert_allclose(whole, one + other - none, atol=1e-12)
 
 
-def test_a_coefficient_may_be_a_schedule():
+def test_a_coefficient_is_a_factor_and_may_be_a_schedule():
   case = cases.make_case()
-  scheduled = losses.add_teacher_top_kl(lambda rollout: 0.3 + 0 * rollout)
-  found, expected = (
-    cases.loss_and_gradient(losses.chain(losses.methods.rloo(), link), case)
-    for link in (scheduled, losses.add_teacher_top_kl(0.3))
+  schedule = lambda rollout: 0.3 + 0 * rollout
+  once, scheduled, twice, none = (
+    cases.loss_and_gradient(
+      losses.chain(
+        losses.methods.rloo(), losses.add_teacher_top_kl(coefficient)
+      ),
+      case,
+    )[1]
+    for coefficient in (0.3, schedule, 0.6, 0.0)
   )
-  np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)
+  np.testing.assert_allclose(scheduled, once, rtol=1e-12)
+  np.testing.assert_allclose(twice - none, 2 * (once - none), atol=1e-12)
+  assert np.abs(once - none).max() > 1e-3
+
+
+def test_what_a_batch_has_beyond_the_number_is_not_read():
+  found = [
+    given((*SHAPE, size), losses.methods.gkd(number=4)) for size in (4, 9)
+  ]
+  values = [
+    losses.surrogate_loss(
+      *(method, jnp.zeros(SHAPE), batch, state, None),
+      jnp.full(batch.extras['teacher_top_logp'].shape, -3.0),
+    )[0]
+    for method, batch, state in found
+  ]
+  assert values[0] == values[1] > 0
 
 
 SHAPE = 1, 2, 3

@@ -40,7 +40,6 @@ WELL = {
     ({'uniform_groups': 1.0, 'accuracy': 0.0}, ['100.0%', 'all answers are w']),
     ({'uniform_groups': 1.0, 'accuracy': 0.5}, ['sampler.temperature']),
     ({'uniform_groups': 1.0}, ['sampler.temperature']),
-    ({'uniform_groups': 1.0, 'kl_teacher_k1': 0.5}, []),
     ({'nonfinite_loss': 0.5}, ['loss of 50% of the updates', 'a reward']),
     ({'nonfinite_gradient': 1.0}, ['gradient of 100%', 'the method']),
     ({'nonfinite_update': 0.25}, ['update of 25%', 'optim.lr']),
@@ -104,6 +103,12 @@ def test_what_another_alarm_says_is_said_once_that_is_gone():
   (unjudged,) = alarms({**equal, 'judged': 0.0})
   (uniform,) = alarms({**equal, 'judged': 1.0})
   assert 'judged' in unjudged and 'equal rewards' in uniform
+
+
+def test_equal_rewards_do_not_matter_beside_a_teacher():
+  alarms = alarms_lib.Alarms(LIMITS)
+  equal = {'uniform_groups': 1.0, 'judged': 1.0}
+  assert not alarms({**equal, 'kl_teacher_k1': 0.5})
 
 
 def test_two_at_once_are_two_sentences():
