@@ -203,14 +203,7 @@ def differentiate(
     scores = scores._replace(logp=logp)
   # The loss once more, of the whole batch. It costs next to nothing beside the
   # model, and saves merging the terms of the micro-batches for the metrics.
-  loss, terms = losses.surrogate_loss(
-    learner.method,
-    scores.logp,
-    batch,
-    loss_state,
-    scores.entropy,
-    scores.top_logp,
-  )
+  loss, terms = learner.loss(scores, batch, loss_state)
   routed = None
   if statistics is not None:
     routed = models.Routed(statistics, disagreement)
@@ -411,16 +404,7 @@ def slope_at_ratio_one(
 def _loss_and_slopes(learner, scores, batch, loss_state):
   """((loss, terms), d loss / d scores) of any arrangement of completions."""
 
-  def loss(scores):
-    return losses.surrogate_loss(
-      learner.method,
-      scores.logp,
-      batch,
-      loss_state,
-      scores.entropy,
-      scores.top_logp,
-    )
-
+  loss = lambda scores: learner.loss(scores, batch, loss_state)
   return jax.value_and_grad(loss, has_aux=True)(scores)
 
 

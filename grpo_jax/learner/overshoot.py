@@ -180,14 +180,7 @@ def ends(
     none = jnp.zeros(batch.mask.shape, jnp.float32)
     extras = {**batch.extras, 'updates_done': none}
     batch = batch._replace(extras=extras)
-  _, terms = losses.surrogate_loss(
-    learner.method,
-    scores.logp,
-    batch,
-    loss_state,
-    scores.entropy,
-    scores.top_logp,
-  )
+  _, terms = learner.loss(scores, batch, loss_state)
   return {
     'ends_clipped': metrics.masked_mean(
       trust_region.clipped(terms), batch.keep

@@ -241,6 +241,25 @@ class Learner:
     """
     return Wanted('entropy' in self.method.requires, ids=top_ids)
 
+  def loss(
+    self, scores: Scores, batch: losses.Batch, loss_state: Any
+  ) -> tuple[Array, losses.SurrogateTerms]:
+    """The loss of some completions, as `losses.surrogate_loss` has it.
+
+    Args:
+      scores: Theirs, with what is `wanted`.
+      batch: Prepared, any arrangement of completions.
+      loss_state: Of the `TrainState`.
+    """
+    return losses.surrogate_loss(
+      self.method,
+      scores.logp,
+      batch,
+      loss_state,
+      scores.entropy,
+      scores.top_logp,
+    )
+
   @property
   def with_reference(self) -> bool:
     """Whether the loss reads a reference policy."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from grpo_jax.engines.scoring import Known
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.episodes.types import with_extras
 
-_SAID = {  # fields of `Known`
+_SAID = {  # where each stands in what is known
   'logp_teacher': 'logp',
   'teacher_top_ids': 'top_ids',
   'teacher_top_logp': 'top_logp',
@@ -18,14 +18,15 @@ _SAID = {  # fields of `Known`
 
 def with_scores(
   rollout: Rollout,
-  score: Callable[[Sequence[Sequence[int]]], Sequence[Known]],
+  score: Callable[[Sequence[Sequence[int]]], Sequence[Any]],
   top: int = 0,
 ) -> Rollout:
   """A rollout with the fields of a teacher; see `losses.Batch`.
 
   Args:
     rollout: Was drawn.
-    score: From texts, as ids, to what is known of each.
+    score: From texts, as ids, to what is known of each; see
+      `engines.scoring.Known`.
     top: How many of the likeliest tokens that tells, `K`; 0: their fields are
       left out.
 

@@ -92,7 +92,7 @@ def over_tensor(function, *args, parts=4):
 def test_a_vocabulary_that_is_split_sends_what_is_asked_for(vocab):
   """Not its logits; 510 are not split, and of 16 a part has too few."""
   rng, number = np.random.default_rng(0), 6
-  logits = rng.integers(0, 9, (2, 8, vocab)).astype(np.float32)  # with ties
+  logits = rng.integers(0, 200, (2, 8, vocab)) / np.float32(16)  # with ties
   target = jnp.zeros((2, 8), jnp.int32)
   top = lambda logits: scores.token_scores(
     logits, target, models.Wanted(likeliest=number)
