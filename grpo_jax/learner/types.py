@@ -243,7 +243,7 @@ class Learner:
 
   def loss(
     self, scores: Scores, batch: losses.Batch, loss_state: Any
-  ) -> tuple[Array, losses.SurrogateTerms]:
+  ) -> tuple[ArrayLike, losses.SurrogateTerms]:
     """The loss of some completions, as `losses.surrogate_loss` has it.
 
     Args:
