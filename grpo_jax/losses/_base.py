@@ -239,9 +239,8 @@ OF_TURNS = frozenset({'turn', 'turn_reward', 'turn_state'})
 OF_TEACHER = frozenset({'logp_teacher', 'teacher_top_logp'})
 """Fields of a teacher in `Batch.extras` that a loss may read; see `Batch`."""
 
-_ARGUMENTS = frozenset(
-  {'entropy', 'logp_top'}
-)  # of `surrogate_loss`, no fields
+# What a transform may require that is no field, but given to `surrogate_loss`.
+_ARGUMENTS = frozenset({'entropy', 'logp_top'})
 
 # Zeroed outside the mask. Not `tokens`: there it holds the ids that a tool
 # wrote, and shared prefixes are compared over those too.

@@ -142,8 +142,8 @@ def add_teacher_top_kl(
     direction: `'reverse'`, KL(policy || teacher), which avoids what the teacher
       would not say, or `'forward'`, KL(teacher || policy), which wants all that
       it would.
-    number: `K`. A run asks the teacher for as many; 16 likeliest tokens have
-      nearly all of its mass in most places (`teacher_top_mass`).
+    number: `K`. A run asks the teacher for as many; `teacher_top_mass` tells
+      what more would add.
 
   Returns:
     A `LossTransform` that adds a penalty and requires `teacher_top_logp` and
