@@ -182,7 +182,9 @@ def gradients(method, frozen=None, model=BIGRAM):
   @jax.jit
   @jax.grad
   def gradient(params, p):
-    scores = model.score(params, rows, 'entropy' in chain.requires)
+    scores = model.score(
+      params, rows, models.Wanted('entropy' in chain.requires)
+    )
     logp, entropy = jax.tree.map(
       lambda x: tiny.gather(x, rows, rollout.length)[p][None],
       (scores.logp, scores.entropy),
