@@ -196,8 +196,8 @@ def _agree(narrow: Sequence[str]) -> str:
 
 def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   """Why nothing can be learned, as far as the accuracy tells."""
-  if scalars.get('judged') == 0:
-    return ''
+  if scalars.get('judged') == 0 or 'kl_teacher_k1' in scalars:
+    return ''  # a teacher is learned from whatever the rewards are
   # Exactly 1 or 0: groups of equal rewards can be right in one and wrong in the
   # next.
   accuracy = scalars.get('accuracy')

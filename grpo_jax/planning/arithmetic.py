@@ -469,6 +469,10 @@ def _bytes(tree: Any, away: bool) -> int:
 
 LEARNING_STEPS = ('train_step', 'watched_step')
 _TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds
+# Likewise for each of a teacher's likeliest tokens, read off what the compiler
+# needs: ids and log-probabilities, those of an optimizer batch, the policy's,
+# and their slope.
+_TOP_ARRAYS = 6
 
 
 class Arithmetic:
@@ -698,8 +702,11 @@ class Arithmetic:
       program: One of `compiling.PROGRAMS`.
     """
     if program == 'score_teacher':
-      away = float(self.weights.host_teacher)
-      return self.teacher.memory('score_all') | {'teacher from the host': away}
+      needs = self.teacher.memory('score_all')
+      needs['teacher from the host'] = float(self.weights.host_teacher)
+      if self._top_tokens:  # to order them takes a copy
+        needs['ordered logits'] = self.teacher._chunk
+      return needs
     if program.startswith('score'):
       return self._scoring(program)
     if program in LEARNING_STEPS:
@@ -755,13 +762,22 @@ class Arithmetic:
     How many chunks of logits lie side by side was read off what the compiler
     needs.
     """
-    vocab = self.model.vocab_size
-    chunk = 4.0 * self._chunk_positions * vocab / self.tensor
-    return 2.0 * self.weights.head + 3.0 * chunk
+    return 2.0 * self.weights.head + 3.0 * self._chunk
+
+  @property
+  def _chunk(self) -> float:
+    """A chunk of logits."""
+    return 4.0 * self._chunk_positions * self.model.vocab_size / self.tensor
+
+  @property
+  def _top_tokens(self) -> int:
+    """How many of a teacher's likeliest tokens the method reads."""
+    return self.parts.run.learn.learner.method.top_tokens
 
   @property
   def _token_arrays(self) -> float:
-    whole = 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
+    number = _TOKEN_ARRAYS + _TOP_ARRAYS * self._top_tokens
+    whole = 4.0 * number * self.prompts * self.group * self.tokens
     axes = shards.position_axes(self.mesh, self.room)
     return whole / math.prod(self.mesh.shape[axis] for axis in axes)
 

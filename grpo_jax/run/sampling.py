@@ -268,7 +268,8 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       rng = random_keys.generator(spec.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
     if run.taught is not None:
-      rollout = teacher_field.with_scores(rollout, run.taught)
+      top = run.learn.learner.method.top_tokens
+      rollout = teacher_field.with_scores(rollout, run.taught, top)
     return batch_fields.with_fields(rollout, records, run.fields)
 
   rollout, prompt_state, counts = dynamic_sampling.draw(

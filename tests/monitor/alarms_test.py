@@ -105,6 +105,12 @@ def test_what_another_alarm_says_is_said_once_that_is_gone():
   assert 'judged' in unjudged and 'equal rewards' in uniform
 
 
+def test_equal_rewards_do_not_matter_beside_a_teacher():
+  alarms = alarms_lib.Alarms(LIMITS)
+  equal = {'uniform_groups': 1.0, 'judged': 1.0}
+  assert not alarms({**equal, 'kl_teacher_k1': 0.5})
+
+
 def test_two_at_once_are_two_sentences():
   sentences = alarms_lib.Alarms(LIMITS)({'kl_old_k3': 9.0, 'entropy': 0.0})
   assert len(sentences) == 2

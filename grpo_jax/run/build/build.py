@@ -188,7 +188,7 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
-    taught=build_engine.teacher(config),
+    taught=build_engine.teacher(config, method.top_tokens),
     draws_ahead=bool(
       config.sampler.ahead or generator.devices or generator.listen
     ),
@@ -574,7 +574,8 @@ def example(run: Run) -> Rollout:
   )
   zeros = turn_fields.with_zeros(zeros, run.turns)
   if run.config.teacher.urls:
-    zeros = teacher_field.with_zeros(zeros)
+    top = run.learn.learner.method.top_tokens
+    zeros = teacher_field.with_zeros(zeros, top)
   return batch_fields.with_ones(zeros, run.fields)
 
 

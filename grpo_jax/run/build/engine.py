@@ -56,8 +56,12 @@ def http_engine(
   )
 
 
-def teacher(config: Config) -> TextScores | None:
+def teacher(config: Config, top: int) -> TextScores | None:
   """The servers that are the teacher of a run; None if none are.
+
+  Args:
+    config: Of the run.
+    top: How many of the teacher's likeliest tokens its method reads.
 
   Raises:
     ValueError: There are several processes, or the key is missing.
@@ -79,7 +83,9 @@ def teacher(config: Config) -> TextScores | None:
   )
   alone = dataclasses.replace(config, engine=asked)
   return TextScores(
-    servers(alone, 'config.teacher.urls'), dialect(alone, adapters=True)
+    servers(alone, 'config.teacher.urls'),
+    dialect(alone, adapters=True),
+    top=top,
   )
 
 

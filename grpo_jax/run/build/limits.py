@@ -155,7 +155,7 @@ _NAMES = frozenset(
 _WORDS = frozenset(
   'advantage age capped clip conflict detached elapsed ends expert gated '
   'importance kept log needed off outside penalized positive pruned router '
-  'sampler saturated stale tokens value'.split()
+  'sampler saturated stale teacher tokens value'.split()
 )
 
 

@@ -47,10 +47,10 @@ def teacher_spec(
   """
   path, name = config.teacher.path, config.learner.method
   urls = config.teacher.urls
-  reads = 'logp_teacher' in method.requires
+  reads = sorted(losses.OF_TEACHER & method.requires)
   if reads and not (path or urls):
     raise ValueError(
-      f'The method {name!r} reads logp_teacher, and config.teacher.path is '
+      f'The method {name!r} reads {reads[0]}, and config.teacher.path is '
       'empty; give the model that is to be the teacher.'
     )
   if (path or urls) and not reads:
@@ -58,6 +58,12 @@ def teacher_spec(
     raise ValueError(
       f'config.teacher.{given}, but the method {name!r} reads no '
       "logp_teacher; give a method that does, such as 'opd', or no teacher."
+    )
+  if method.top_tokens > policy.vocab_size:
+    raise ValueError(
+      f"The method {name!r} reads the teacher's {method.top_tokens} likeliest "
+      f'tokens, but the policy has {policy.vocab_size}; give a smaller number '
+      'in config.learner.method_kwargs.'
     )
   if not path:
     return None

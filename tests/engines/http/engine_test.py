@@ -409,9 +409,9 @@ def test_texts_are_scored(tmp_path, dialect, adapters):
     policy = stage.engine._newest[0] if adapters else ''
     servers, spoken = stage.engine._servers, stage.engine._dialect
     score = TextScores(servers, spoken, policy)
-    for ids, logp in zip(texts, score(texts), strict=True):
+    for ids, known in zip(texts, score(texts), strict=True):
       want = [fake_server.score_of(one) for one in ids[1:]]
-      np.testing.assert_array_equal(logp, np.array(want, np.float32))
+      np.testing.assert_array_equal(known.logp, np.array(want, np.float32))
     assert drawn_by(stage, dialect) == [2, 1]
     for server in stage.servers:
       server.faults = [
