@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures('shared_programs')
 
 pytest.importorskip('gguf', reason="needs `pip install '.[gguf]'`")
 
+CONFIGS = runs.ROOT / 'configs'
 SMOLLM2 = 'runs the real SmolLM2 for minutes; set GRPO_JAX_SMOLLM2=1'
 
 
@@ -95,11 +96,16 @@ def test_a_path_that_is_nothing_is_refused(tmp_path):
     build.run(config(tmp_path / 'nothing.gguf'))
 
 
-def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
-  """Of its fields all but the file itself are used, on a small model."""
-  path = runs.ROOT / 'configs' / 'smollm2.py'
-  fields = runpy.run_path(str(path))['get_config']()
+@pytest.mark.parametrize('name', ['smollm2', 'distill'])
+def test_the_configs_of_smollm2_are_as_large_as_the_real_one(
+  name, file, monkeypatch
+):
+  """All fields but the paths are used, on a small model."""
+  monkeypatch.syspath_prepend(CONFIGS)  # as the command does
+  fields = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']()
   fields.model.path = str(file)
+  if name == 'distill':
+    fields.teacher.path = str(file)
   fields.data.prompt_buckets = (96,)  # of a tokenizer that knows no words
   fields.model.beyond_context = True  # of 64 tokens
   run = build.run(config_lib.resolve(fields))
@@ -114,6 +120,7 @@ def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
     ).split()
   ]
   assert record['answer'] == str(max(numbers)) and len(numbers) == 4
+  assert (run.teacher is not None) == (name == 'distill')
 
 
 @pytest.mark.smollm2
