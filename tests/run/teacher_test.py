@@ -407,7 +407,7 @@ def test_all_hosts_must_have_the_same(teacher):
       "but the method 'rloo' reads no logp_teacher; give a method that does",
     ),
     ({'teacher.path': 'tests.own_module:model'}, 'is a model of your own'),
-    ({'teacher.path': '/none/here'}, '/none/here'),
+    ({'teacher.path': '/none/here'}, 'There is no /none/here; give a'),
     (
       {'teacher.dtype': 'bfloat16'},
       "config.teacher.dtype='bfloat16' would round the weights of",
