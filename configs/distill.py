@@ -1,6 +1,25 @@
 """grpo-jax train --config=configs/distill.py --workdir=runs/distill
 
-TODO
+SmolLM2-135M-Instruct learns to name the largest of four numbers from a teacher,
+which is itself after `smollm2.py`. It draws answers, and the teacher scores each
+of their tokens (on-policy distillation). Rewards are measured, and play no part.
+The teacher comes first; what both need to be installed is told in `smollm2.py`:
+
+  grpo-jax train --config=configs/smollm2.py --workdir=runs/teacher
+  grpo-jax train --config=configs/distill.py --workdir=runs/distill
+
+The problems that judge are held out from both. Of 256 the teacher, seed 0 of
+`smollm2.py`, gets .949 [.915, .970] right, and the student (in brackets the
+95 % interval; KL from the teacher in nats per token, first and last rollout):
+
+  seed       before   4 rollouts   8                    KL
+  0          .254     .836         .922 [.882, .949]    2.28, .08
+  1          .254     .777         .895 [.851, .927]    3.06, .15
+  2          .254     .734         .930 [.892, .955]    2.44, .12
+
+The learning rate is the better of two on seed 0: at 2e-5, .625 were right after
+4 rollouts, where that run was stopped. On one core that others used too, 8
+rollouts took 10 to 14 minutes and 5.7 GiB.
 """
 
 from ml_collections import ConfigDict
