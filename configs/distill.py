@@ -14,7 +14,7 @@ The problems that judge are held out from both. Of 256 the teacher, seed 0 of
 
   seed       before   4 rollouts   8                    KL
   0          .254     .836         .922 [.882, .949]    2.28, .08
-  1          .254     .777         .895 [.851, .927]    3.06, .15
+  1          .254     .777         .895 [.851, .926]    3.06, .15
   2          .254     .734         .930 [.892, .955]    2.44, .12
 
 The learning rate is the better of two on seed 0: at 2e-5, .625 were right after
