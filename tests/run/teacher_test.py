@@ -492,7 +492,7 @@ def test_all_hosts_must_have_the_same(teacher):
       "'gkd' reads the teacher's 99 likeliest tokens, but the policy has 14",
     ),
     ({'teacher.path': 'tests.own_module:model'}, 'is a model of your own'),
-    ({'teacher.path': '/none/here'}, '/none/here'),
+    ({'teacher.path': '/none/here'}, 'There is no /none/here; give a'),
     (
       {'teacher.dtype': 'bfloat16'},
       "config.teacher.dtype='bfloat16' would round the weights of",

@@ -80,6 +80,8 @@ def teacher_spec(
       "'float32', or a folder that `grpo-jax convert` makes of the run."
     )
   if tokenizer is not None:
+    # A path of nothing is refused as such, not for the tokenizer it lacks.
+    build_model.source(path, needs_weights=False)
     check_tokenizer(path, tokenizer, data.tokenizer_from(path))
   own = dataclasses.replace(
     config,
