@@ -91,6 +91,37 @@ def test_a_file_that_says_nothing_is_written_anew(tmp_path, text):
   assert json.loads((run / 'servers.json').read_text())['run'] == again.run
 
 
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'run': None}, {'run': 3}, {'run': ''}, {'run': '*'}, {'run': 'a/b'},
+    {'run': ['ab']}, {'run': 'mine'}, {'folder': None}, {'folder': 7},
+  ],
+)  # fmt: skip
+def test_a_file_that_says_something_else_removes_nothing(tmp_path, change):
+  """It may be damaged, or written by a later version."""
+  run, folder = tmp_path / 'run', tmp_path / 'weights'
+  first = started(run, folder)
+  (folder / 'mine-a').mkdir(parents=True)
+  file = run / 'servers.json'
+  said = json.loads(file.read_text())
+  for name, value in change.items():
+    file.write_text(json.dumps(said | {name: value}))
+    again = started(run, folder)
+    assert (again.run != first.run) == (name == 'run')
+    del said[name]
+    file.write_text(json.dumps(said))
+    started(run, folder).publish(None, 0)
+  assert 'mine-a' in names(folder) and len(names(folder)) == 2
+  assert json.loads(file.read_text()).keys() == {'run', 'folder', 'workdir'}
+
+
+def test_a_file_that_cannot_be_read_does_not_end_a_start(tmp_path):
+  run, folder = tmp_path / 'run', tmp_path / 'weights'
+  (run / 'servers.json').mkdir(parents=True)
+  started(run, folder).publish(None, 0)
+
+
 def test_a_disk_that_is_full_does_not_end_a_start(tmp_path, monkeypatch):
   def full(file, values):
     raise OSError(28, 'No space left on device')
