@@ -21,14 +21,15 @@ def recognise(workdir: pathlib.Path, versions: Versions) -> None:
   """Names the versions of a start as those of its run, and removes old folders.
 
   The workdir must be claimed: nobody else may have the word of a run. A copy of
-  a workdir at another path is another run, and gets a word of its own. A file
+  a workdir at another place is another run, and gets a word of its own. A file
   that cannot be read, or says something else, is written anew.
 
   Args:
     workdir: Of the run, absolute.
     versions: Of this start; none has been published.
   """
-  file, place = workdir / _FILE, str(bucket.arrays(workdir))
+  # Resolved: the same workdir may be given by another path.
+  file, place = workdir / _FILE, str(bucket.arrays(workdir.resolve()))
   try:
     saved = records.read(file) or {}
   except (ValueError, OSError):

@@ -49,6 +49,15 @@ def others(versions):
   return [path.name for path in versions._paths.values()]
 
 
+def test_a_run_is_known_by_any_path_of_its_workdir(tmp_path):
+  run, folder, link = (tmp_path / x for x in ('run', 'weights', 'link'))
+  link.symlink_to(tmp_path)
+  first = started(run, folder)
+  for other in (tmp_path / 'weights/../run', link / 'run', run):
+    folder.mkdir(exist_ok=True)
+    assert started(other, folder).run == first.run
+
+
 def test_what_was_half_written_is_removed(tmp_path):
   run, folder = tmp_path / 'run', tmp_path / 'weights'
   first = started(run, folder)
