@@ -104,7 +104,8 @@ def test_a_file_that_says_nothing_is_written_anew(tmp_path, text):
   'change',
   [
     {'run': None}, {'run': 3}, {'run': ''}, {'run': '*'}, {'run': 'a/b'},
-    {'run': ['ab']}, {'run': 'mine'}, {'folder': None}, {'folder': 7},
+    {'run': ['ab']}, {'run': 'mine'}, {'run': '0a1b2c3d*'},
+    {'folder': None}, {'folder': 7},
   ],
 )  # fmt: skip
 def test_a_file_that_says_something_else_removes_nothing(tmp_path, change):
@@ -118,6 +119,7 @@ def test_a_file_that_says_something_else_removes_nothing(tmp_path, change):
     file.write_text(json.dumps(said | {name: value}))
     again = started(run, folder)
     assert (again.run != first.run) == (name == 'run')
+    assert again.run.isalnum()
     del said[name]
     file.write_text(json.dumps(said))
     started(run, folder).publish(None, 0)
