@@ -44,3 +44,4 @@ def recognise(workdir: pathlib.Path, versions: Versions) -> None:
   }  # fmt: skip
   with contextlib.suppress(OSError):  # the disk may be full
     records.write(file, now)
+  bucket.push(workdir)  # before servers have anything by this word
