@@ -1072,8 +1072,9 @@ def gkd(direction='reverse', number=16) -> LossTransform:
 
   The paper takes the whole vocabulary, and a divergence between the two
   directions besides; part of its completions may come from a data set. Here the
-  policy draws all of them, as with its fraction of 1. It leaves open how tokens
-  are weighed; here it is the mean over all of them.
+  policy draws all of them, as with its fraction of 1. Its equation 2 is the
+  mean over the tokens of each completion, so that all completions weigh the
+  same; here all tokens do.
 
   Args:
     direction: `'reverse'`, or `'forward'`: KL(teacher || policy).

@@ -325,9 +325,11 @@ class Desk:
     for job in self._later:
       _tell(job.loop, _end, job.future, Closed())
     self._later = []
-    while not self._inbox.empty():
-      if isinstance(what := self._inbox.get(), _Job | _Text | _Work):
-        _tell(what.loop, _end, what.future, Closed())
+    with contextlib.suppress(queue.Empty):
+      while True:  # several threads may do this: whoever comes late waits not
+        what = self._inbox.get_nowait()
+        if isinstance(what, _Job | _Text | _Work):
+          _tell(what.loop, _end, what.future, Closed())
 
   def _submit(self, job: _Job) -> None:
     if job.future.cancelled():

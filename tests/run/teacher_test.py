@@ -491,6 +491,14 @@ def test_all_hosts_must_have_the_same(teacher):
       {**TOPS, 'learner.method_kwargs': {'number': 99}},
       "'gkd' reads the teacher's 99 likeliest tokens, but the policy has 14",
     ),
+    (
+      {
+        **TOPS,
+        'learner.method': 'tests.bad_methods:top_of_none',
+        'learner.method_kwargs': {},
+      },
+      "top_of_none' reads logp_top, but does not say of how many of the",
+    ),
     ({'teacher.path': 'tests.own_module:model'}, 'is a model of your own'),
     ({'teacher.path': '/none/here'}, 'There is no /none/here; give a'),
     (

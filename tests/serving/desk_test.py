@@ -1,6 +1,7 @@
 """A desk draws for many at once what each would get alone."""
 
 import asyncio
+import queue
 import threading
 
 import jax
@@ -420,6 +421,27 @@ def test_what_comes_while_a_desk_ends_is_refused():
       found.desk._inbox = Late(found)
       with pytest.raises(desk_lib.Closed):
         served.run(asked(ask(found.desk)))
+
+
+def test_who_refuses_late_waits_for_nothing():
+  """The end of a desk, and whoever asks it then, empty one inbox."""
+
+  class Shared(queue.SimpleQueue):
+    """Another thread takes what this one has just seen."""
+
+    def empty(self):
+      is_empty = super().empty()
+      self.get_nowait()
+      return is_empty
+
+  with served.desk() as found:
+    pass
+  found.desk._inbox = Shared()
+  found.desk._inbox.put(None)
+  thread = threading.Thread(target=found.desk._refuse_waiting, daemon=True)
+  thread.start()
+  thread.join(10)
+  assert not thread.is_alive()
 
 
 def test_ranks_are_not_promoted():

@@ -122,8 +122,8 @@ class HttpEngine:
     """Lets the servers forget its adapters, and removes all folders."""
 
     async def forget(opened, server):
-      with contextlib.suppress(http_client.NotAnswered, dialects.Unusable):
-        for policy in server.has or ():
+      for policy in await self._own(opened, server):
+        with contextlib.suppress(http_client.NotAnswered, dialects.Unusable):
           await self._unload(opened, server, policy)
 
     async def forget_all(opened):
@@ -352,6 +352,17 @@ class HttpEngine:
         with contextlib.suppress(http_client.NotAnswered, dialects.Unusable):
           await self._unload(opened, server, name)
     return tuple(name for name in last if name in listed)
+
+  async def _own(self, opened: Any, server: servers_lib.Server) -> list[str]:
+    """The policies of this start that a server has, as far as anybody knows."""
+    if server.has is not None:
+      return [*server.has]
+    try:  # it was away, or refused something, and may have them even so
+      answer = await self._servers.ask(opened, server, dialects.MODELS)
+      listed = dialects.names(answer)
+    except (http_client.NotAnswered, dialects.Unusable):
+      return []
+    return [name for name in listed if name in self._named]
 
   async def _unload(
     self, opened: Any, server: servers_lib.Server, policy: str

@@ -25,6 +25,7 @@ class Versions:
     trained: Shapes, dtypes and shardings of the trained parameters.
     keeps: Whether a checkpoint may ask for a version that is not the newest, so
       that copies of its parameters are kept.
+    mode: Of the folder, if it is made, less what the process masks.
 
   Attributes:
     folder: See `folder`.
@@ -38,11 +39,12 @@ class Versions:
     write: Callable[[pathlib.Path, Any], None],
     trained: Any = None,
     keeps: bool = False,
+    mode: int = 0o777,
   ):
     self.folder, self._write, self._trained = folder, write, trained
     # Another start may make other parameters of the same version.
     self.run, self._start = secrets.token_hex(4), secrets.token_hex(4)
-    self._keeps = keeps
+    self._keeps, self._mode = keeps, mode
     self._params: dict[int, Any] = {}
     self._paths: dict[int, pathlib.Path] = {}
     self._lock = threading.Lock()
@@ -117,7 +119,7 @@ class Versions:
     path = self.folder / f'{self.run}-{self._start}-{version}'
     beside = path.with_name(path.name + '.tmp')
     try:
-      self.folder.mkdir(parents=True, exist_ok=True)
+      self.folder.mkdir(self._mode, parents=True, exist_ok=True)
       self._write(beside, params)
       shutil.rmtree(path, ignore_errors=True)
       beside.rename(path)

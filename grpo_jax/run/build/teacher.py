@@ -59,6 +59,13 @@ def teacher_spec(
       f'config.teacher.{given}, but the method {name!r} reads no '
       "logp_teacher; give a method that does, such as 'opd', or no teacher."
     )
+  of_top = sorted({'logp_top', 'teacher_top_logp'} & method.requires)
+  if of_top and not method.top_tokens:
+    raise ValueError(
+      f'The method {name!r} reads {of_top[0]}, but does not say of how many of '
+      "the teacher's likeliest tokens; give the transform that reads it "
+      'top_tokens, as in transform._replace(top_tokens=16).'
+    )
   if method.top_tokens > policy.vocab_size:
     raise ValueError(
       f"The method {name!r} reads the teacher's {method.top_tokens} likeliest "

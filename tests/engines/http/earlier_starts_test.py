@@ -165,6 +165,32 @@ def test_an_engine_that_ends_leaves_nothing(tmp_path, dialect, adapters):
 
 
 @dialects
+def test_a_server_that_was_away_at_the_end_forgets_all(tmp_path, dialect):
+  """And what another start of the run has there by then stays."""
+  with staged(tmp_path, dialect, True) as stage:
+    (server,), (known,) = stage.servers, stage.engine._servers.every
+    for version in range(2):
+      stage.engine.load(7, version)
+    later = killed(stage, dialect, True, 3)
+    server.adapters |= {x: 7 for x in stage.engine._named}
+    known.lose('it was away', known.told)
+    stage.engine.close()
+    assert [*server.adapters.values()] == [53]
+    later.versions.close()
+
+
+@dialects
+def test_an_adapter_that_stays_keeps_no_other(tmp_path, dialect):
+  with staged(tmp_path, dialect, True) as stage:
+    for version in range(2):
+      stage.engine.load(7 + version, version)
+    (server,) = stage.servers
+    server.faults = [Fault('unload_lora_adapter', answers(400, b'no'), [0])]
+    stage.engine.close()
+    assert [*server.adapters.values()] == [7]
+
+
+@dialects
 def test_an_end_does_not_wait_for_a_server_that_hangs(
   tmp_path, dialect, monkeypatch
 ):

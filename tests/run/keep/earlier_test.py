@@ -49,6 +49,15 @@ def others(versions):
   return [path.name for path in versions._paths.values()]
 
 
+def test_a_run_is_known_by_any_path_of_its_workdir(tmp_path):
+  run, folder, link = (tmp_path / x for x in ('run', 'weights', 'link'))
+  link.symlink_to(tmp_path)
+  first = started(run, folder)
+  for other in (tmp_path / 'weights/../run', link / 'run', run):
+    folder.mkdir(exist_ok=True)
+    assert started(other, folder).run == first.run
+
+
 def test_what_was_half_written_is_removed(tmp_path):
   run, folder = tmp_path / 'run', tmp_path / 'weights'
   first = started(run, folder)
@@ -89,6 +98,39 @@ def test_a_file_that_says_nothing_is_written_anew(tmp_path, text):
   again = started(run, folder)
   assert again.run != first.run
   assert json.loads((run / 'servers.json').read_text())['run'] == again.run
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'run': None}, {'run': 3}, {'run': ''}, {'run': '*'}, {'run': 'a/b'},
+    {'run': ['ab']}, {'run': 'mine'}, {'run': '0a1b2c3d*'},
+    {'folder': None}, {'folder': 7},
+  ],
+)  # fmt: skip
+def test_a_file_that_says_something_else_removes_nothing(tmp_path, change):
+  """It may be damaged, or written by a later version."""
+  run, folder = tmp_path / 'run', tmp_path / 'weights'
+  first = started(run, folder)
+  (folder / 'mine-a').mkdir(parents=True)
+  file = run / 'servers.json'
+  said = json.loads(file.read_text())
+  for name, value in change.items():
+    file.write_text(json.dumps(said | {name: value}))
+    again = started(run, folder)
+    assert (again.run != first.run) == (name == 'run')
+    assert again.run.isalnum()
+    del said[name]
+    file.write_text(json.dumps(said))
+    started(run, folder).publish(None, 0)
+  assert 'mine-a' in names(folder) and len(names(folder)) == 2
+  assert json.loads(file.read_text()).keys() == {'run', 'folder', 'workdir'}
+
+
+def test_a_file_that_cannot_be_read_does_not_end_a_start(tmp_path):
+  run, folder = tmp_path / 'run', tmp_path / 'weights'
+  (run / 'servers.json').mkdir(parents=True)
+  started(run, folder).publish(None, 0)
 
 
 def test_a_disk_that_is_full_does_not_end_a_start(tmp_path, monkeypatch):
