@@ -1063,7 +1063,8 @@ def gkd(direction='reverse', number=16) -> LossTransform:
   r"""On-policy GKD: the KL to the teacher at each token that the policy draws.
 
   .. math::
-    J = -\frac{1}{N} \sum_{i,t} KL_K(\pi \,\|\, \pi_{teacher})(o_{i,<t})
+    J = -\frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t KL_K(\pi \,\|\,
+      \pi_{teacher})(o_{i,<t})
 
   :math:`KL_K` is over the teacher's `K` likeliest tokens and all others as one,
   see `add_teacher_top_kl`. It is computed and not estimated, so its gradient
@@ -1072,9 +1073,8 @@ def gkd(direction='reverse', number=16) -> LossTransform:
 
   The paper takes the whole vocabulary, and a divergence between the two
   directions besides; part of its completions may come from a data set. Here the
-  policy draws all of them, as with its fraction of 1. Its equation 2 is the
-  mean over the tokens of each completion, so that all completions weigh the
-  same; here all tokens do.
+  policy draws all of them, as with its fraction of 1. As in its equation 2, all
+  completions weigh the same.
 
   Args:
     direction: `'reverse'`, or `'forward'`: KL(teacher || policy).
@@ -1087,7 +1087,7 @@ def gkd(direction='reverse', number=16) -> LossTransform:
   return chain(
     # Of 1, as an update whose advantages are all 0 is skipped.
     constant_advantage(1.0),
-    mean_over_tokens(),
+    mean_over_sequences(),
     set_objective(lambda terms, batch: jnp.zeros_like(terms.logp)),
     add_teacher_top_kl(1.0, direction, number),
   )

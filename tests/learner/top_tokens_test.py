@@ -108,7 +108,8 @@ def distilled(make, direction):
 
   def loss(params):
     kl = KL[direction](of_all(params), teacher)
-    return jnp.where(owned, kl, 0).sum() / owned.sum()
+    means = jnp.where(owned, kl, 0).sum(-1) / jnp.maximum(owned.sum(-1), 1)
+    return means.sum() / owned.any(-1).sum()
 
   ids = jnp.argsort(-teacher, axis=-1)
   top = jnp.take_along_axis(teacher, ids, axis=-1)

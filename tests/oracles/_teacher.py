@@ -106,16 +106,17 @@ def _top_kl(
 def gkd(case: Case, direction: str = 'reverse', number: int = 16) -> Result:
   """arXiv:2306.13649 with completions of the policy alone, over top tokens.
 
-  loss = 1/N sum_i sum_t KL.
+  loss = 1/B sum_i 1/L_i sum_t KL, as its equation 2.
   """
   kept = kept_tokens(case)
-  _, total = count(kept)
+  batch, _ = count(kept)
   loss, gradient = 0.0, np.zeros(kept.shape)
   for p, g, chosen in completions(kept):
+    weight = 1 / (batch * len(chosen))
     for t in chosen:
       kl, slope = _top_kl(case, (p, g, t), direction, number)
-      loss += kl / total
-      gradient[p, g, t] = slope / total
+      loss += weight * kl
+      gradient[p, g, t] = weight * slope
   return loss, gradient
 
 
