@@ -33,7 +33,9 @@ def test_a_kl_to_a_teacher_has_the_forms_of_one_to_a_reference():
 
 def test_the_kl_over_likeliest_tokens_is_told_by_its_direction():
   found = row(losses.methods.gkd())
-  assert found.regulariser == '1 KL(pi, teacher)' and found.weight == '1/(B L_i)'
+  assert (
+    found.regulariser == '1 KL(pi, teacher)' and found.weight == '1/(B L_i)'
+  )
   assert found.ratio.startswith('not measured')
   found = row(losses.methods.gkd('forward', 3))
   assert found.regulariser == '1 KL(teacher, pi)'
