@@ -352,9 +352,9 @@ def _what(made: Plan) -> str:
 def _others(made: Plan) -> str:
   """Who samples, if those on the mesh learn."""
   if made.counted.served:
-    return (
-      f', which learn; {len(made.counted.config.engine.urls)} servers sample'
-    )
+    number = len(made.counted.config.engine.urls)
+    samples = 'a server samples' if number == 1 else f'{number} servers sample'
+    return f', which learn; {samples}'
   if not made.counted.apart:
     return ''
   own = made.sampler.sampling_mesh

@@ -263,9 +263,9 @@ def _with_processes(
   run: build.Run, stack: contextlib.ExitStack, screen: monitor_lib.Screen
 ) -> build.Run:
   """The run with what judges and plays for it in processes of their own."""
+  stack.enter_context(sampling.closing(run))
   if isinstance(run.engine, HttpEngine):
     run.engine.tell = screen.line
-    stack.callback(run.engine.close)
   if run.jobs.listen:  # jobs have processes of their own
     return run
   # Early, so that they import the judges while this process compiles.

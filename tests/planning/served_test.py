@@ -83,6 +83,8 @@ def test_people_are_told_what_is_not_in_the_bound(capsys):
   assert 'What servers need to sample (config.engine.urls), and for' in said
   assert 'Sampling' not in said and 'sampler weights' not in said
   assert command.to_json(made)['servers'] == 2
+  command.show(estimate(**{**SERVED, 'engine.urls': SERVED['engine.urls'][:1]}))
+  assert ', which learn; a server samples;' in capsys.readouterr().out
   command.show(estimate())
   assert 'servers' not in capsys.readouterr().out
   assert command.to_json(estimate())['servers'] == 0

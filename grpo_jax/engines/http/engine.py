@@ -337,8 +337,7 @@ class HttpEngine:
       http_client.NotAnswered: It does not answer.
     """
     try:
-      answer = await self._servers.ask(opened, server, dialects.MODELS)
-      listed = dialects.names(answer)
+      listed = await self._listed(opened, server)
     except dialects.Unusable:
       return ()
     except http_client.NotAnswered as error:
@@ -358,11 +357,15 @@ class HttpEngine:
     if server.has is not None:
       return [*server.has]
     try:  # it was away, or refused something, and may have them even so
-      answer = await self._servers.ask(opened, server, dialects.MODELS)
-      listed = dialects.names(answer)
+      listed = await self._listed(opened, server)
     except (http_client.NotAnswered, dialects.Unusable):
       return []
     return [name for name in listed if name in self._named]
+
+  async def _listed(self, opened: Any, server: servers_lib.Server) -> list[str]:
+    """The names of the models and adapters that a server has."""
+    answer = await self._servers.ask(opened, server, dialects.MODELS)
+    return dialects.names(answer)
 
   async def _unload(
     self, opened: Any, server: servers_lib.Server, policy: str

@@ -28,7 +28,7 @@ class Versions:
     mode: Of the folder, if it is made, less what the process masks.
 
   Attributes:
-    folder: See `folder`.
+    folder: Holds that of each version.
     run: Begins the names of all versions of a run, whichever start of it has
       made them.
   """
