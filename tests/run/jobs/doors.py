@@ -66,7 +66,7 @@ class Job:
   """A generator in a thread, as if it were a job."""
 
   def __init__(
-    self, address, draws=None, secret=SECRET, wait_secs=5.0, name='one',
+    self, address, draws=None, secret=SECRET, wait_secs=20.0, name='one',
     begins=True,
   ):  # fmt: skip
     self.draws, self.stop, self.said = draws or Draws(), stop_signal.Stop(), []
@@ -88,7 +88,7 @@ class Job:
     if begins:
       self.thread.start()
 
-  def ended(self, secs=20):
+  def ended(self, secs=60):
     self.thread.join(secs)
     assert not self.thread.is_alive()
     return self.code if self.error is None else self.error

@@ -38,7 +38,7 @@ class Thread:
   """A generator on some devices, as `commands.generate` runs one."""
 
   def __init__(
-    self, port, devices=None, name='one', wait_secs=30.0, draws=None
+    self, port, devices=None, name='one', wait_secs=300.0, draws=None
   ):
     self.stop, self.said = stop_signal.Stop(), []
     self.code = self.error = self.generator = None
@@ -71,7 +71,7 @@ class Thread:
     except BaseException as error:
       self.error = error
 
-  def ended(self, secs=60):
+  def ended(self, secs=300):
     self.thread.join(secs)
     assert not self.thread.is_alive()
     return self.code if self.error is None else self.error
