@@ -7,8 +7,9 @@ All have the same float32 weights, a prompt of 64 tokens for each stream, and
 draw 64. They take turns, each peer in a process of its own. A cell has a peer's
 milliseconds of a step, and their ratio to ours. transformers has a static
 cache; `compiled` is `torch.compile` around its model. FOLDER has
-`llama-quantize` and `llama-batched-bench` of llama.cpp; the second takes random
-tokens instead of drawing them. Nothing else should run on the machine meanwhile.
+`llama-quantize` and `llama-batched-bench` of llama.cpp; the second takes
+random tokens instead of drawing them. Nothing else should run on the machine
+meanwhile.
 """
 
 import argparse
