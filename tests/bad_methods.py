@@ -26,3 +26,12 @@ def raises_when_traced():
 def k1():
   """A KL term whose expected gradient is zero."""
   return losses.chain(losses.methods.dr_grpo(), losses.add_kl(0.1, 'k1'))
+
+
+def top_of_none():
+  """Reads likeliest tokens, and does not say of how many."""
+  reads = 'teacher_top_logp', 'logp_top'
+  penalty = lambda terms, batch: terms.logp_top.sum(-1)
+  return losses.chain(
+    losses.methods.rloo(), losses.add_penalty(penalty, requires=reads)
+  )

@@ -39,7 +39,13 @@ class Bigram:
   score_routed = file_shape = None
 
   def score(
-    self, params, layout, temperature=1.0, with_entropy=False, *, forward_mode=0
+    self,
+    params,
+    layout,
+    temperature=1.0,
+    wanted=models.LOGP,
+    *,
+    forward_mode=0,
   ):
     """Reads columns and targets as a layout has them."""
     del forward_mode
@@ -53,8 +59,11 @@ class Bigram:
     target = layout.target.reshape(column.shape)
     if temperature != 1:
       logits = logits / temperature
-    found = scores_lib.token_scores(logits, target, with_entropy)
-    return jax.tree.map(lambda x: x.reshape(shape), found)
+    wanted = jax.tree.map(
+      lambda ids: ids.reshape(*column.shape, ids.shape[-1]), wanted
+    )
+    found = scores_lib.token_scores(logits, target, wanted)
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[2:]), found)
 
   def shares_prompts(self, platform):
     return True
@@ -85,9 +94,9 @@ class Bigram:
 MODEL: models.Model = Bigram()
 
 
-def score(params, rows, with_entropy):
+def score(params, rows, wanted):
   """As a learner scores with it."""
-  return MODEL.score(params, rows, with_entropy=with_entropy)
+  return MODEL.score(params, rows, wanted=wanted)
 
 
 @functools.cache
@@ -119,8 +128,10 @@ def rollout():
   reward[1] = 0.5  # a group that teaches nothing
   normal = lambda size: size * rng.standard_normal(shape)
   rows = layout.padded_rows(ids, tokens, length, 16)
-  now = score(params(), rows, True)
-  logp, entropy = (np.asarray(tiny.gather(x, rows, length)) for x in now)
+  now = score(params(), rows, models.Wanted(entropy=True))
+  logp, entropy = (
+    np.asarray(tiny.gather(x, rows, length)) for x in (now.logp, now.entropy)
+  )
   old = logp + normal(0.4)
   batch = losses.Batch(
     tokens=tokens,

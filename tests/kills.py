@@ -9,11 +9,17 @@ With `--signal=TERM` it is asked to end instead, and the seconds until it has
 saved and ended are told. With `--model=folder` the run trains a random model
 that comes from a Hugging Face folder, and with `--model=lora` adapters of it.
 With `--ahead=4` up to four rollouts are drawn while others are learned from,
-and with `--devices=2` on two devices of their own, of four.
+and with `--devices=2` on two devices of their own, of four. With
+`--served=weights` or `--served=adapters` a server draws, which goes on while
+runs are killed, and with `--served=teacher` it scores. In the end it has no
+adapter any more.
 """
 
 import argparse
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
+import json
 import os
 import pathlib
 import random
@@ -22,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 from tests import runs
 from tests.run import export_test
@@ -57,6 +64,59 @@ def of_folder(folder: pathlib.Path) -> tuple[str, ...]:
 AHEAD = ('--config.learner.anchor=sampler',)
 APART = ('--config.mesh.data=2', '--config.learner.micro_rows=16')
 LORA = ('--config.lora.rank=2', '--config.lora.alpha=4.0')
+# What a run asks a server for, and in what the server differs from it.
+_ENGINE = '--config.engine.kind=http', '--config.engine.model=policy'
+SERVED = {
+  'weights': (_ENGINE, ()),
+  'adapters': ((*_ENGINE, *LORA), LORA),
+  'teacher': (
+    (
+      '--config.teacher.model=policy',
+      '--config.learner.method=opd',
+      '--config.learner.method_kwargs={}',
+    ),
+    ('--config.seed=7',),
+  ),
+}
+
+
+@contextlib.contextmanager
+def serving(
+  options: Sequence[str], what: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+  """The options of a run that asks a server, and the address of that.
+
+  Args:
+    options: Of the run alone.
+    what: One of `SERVED`.
+  """
+  asks, differs = SERVED[what]
+  process = subprocess.Popen(
+    [
+      sys.executable, '-m', 'grpo_jax', 'serve', *options, *differs,
+      '--as_engine', '--port=0', '--json',
+    ],
+    cwd=runs.ROOT,
+    env={**os.environ, 'PYTHONPATH': str(runs.ROOT)},
+    stdout=subprocess.PIPE,
+    text=True,
+  )  # fmt: skip
+  try:
+    assert process.stdout is not None
+    url = json.loads(process.stdout.readline())['base_url']
+    url = url.removesuffix('/v1')
+    section = 'teacher' if what == 'teacher' else 'engine'
+    yield (*options, *asks, f'--config.{section}.urls=("{url}",)'), url
+  finally:
+    process.terminate()
+    process.wait(60)
+
+
+def adapters(url: str) -> list[str]:
+  """The adapters that a server has."""
+  with urllib.request.urlopen(f'{url}/v1/models', timeout=60) as answer:
+    _, *names = (one['id'] for one in json.load(answer)['data'])
+  return names
 
 
 def start(workdir: pathlib.Path, options: Sequence[str]) -> subprocess.Popen:
@@ -107,8 +167,31 @@ def where(workdir: pathlib.Path) -> str:
   return f'rollouts {done}, checkpoints {saved}, of the warm-up {warm}'
 
 
-def main() -> None:
+def through(
+  place: pathlib.Path,
+  options: Sequence[str],
+  kills: int,
+  rng: random.Random,
+  sent: signal.Signals = signal.SIGKILL,
+) -> None:
   """Prints a line for each kill; fails at the first difference."""
+  finish(start(place / 'first', options))  # compiles
+  began = time.monotonic()
+  finish(start(place / 'whole', options))
+  whole = time.monotonic() - began
+  runs.assert_equal(place / 'first', place / 'whole')
+  print(f'one run takes {whole:.1f} s')
+  for number in range(kills):
+    workdir, secs = place / f'killed_{number}', rng.uniform(0, whole)
+    end = signal_after(start(workdir, options), secs, sent)
+    left = where(workdir)
+    finish(start(workdir, options))
+    runs.assert_equal(place / 'whole', workdir)
+    print(f'{number + 1}: after {secs:.1f} s {end} ({left}): equal')
+
+
+def main() -> None:
+  """Kills as often as is asked for."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--kills', type=int, default=20)
   parser.add_argument('--seed', type=int, default=0)
@@ -118,14 +201,15 @@ def main() -> None:
   )
   parser.add_argument('--ahead', type=int, default=0)
   parser.add_argument('--devices', type=int, default=0)
+  parser.add_argument('--served', choices=[*SERVED])
   given = parser.parse_args()
   rng = random.Random(given.seed)
   os.environ.pop('XLA_FLAGS', None)
-  with tempfile.TemporaryDirectory() as name:
-    place = pathlib.Path(name)
+  with contextlib.ExitStack() as stack:
+    place = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     # What is compiled is kept, so that the time of a run is not compilation.
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(place / 'compiled'))
-    options = ARITHMETIC
+    options, url = ARITHMETIC, ''
     if given.model != 'arithmetic':
       options = of_folder(export_test.pretrained(place / 'model', qk_norm=True))
     if given.model == 'lora':
@@ -135,20 +219,12 @@ def main() -> None:
     if given.devices:
       options += (*APART, f'--config.generator.devices={given.devices}')
       os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'
-    finish(start(place / 'first', options))  # compiles
-    began = time.monotonic()
-    finish(start(place / 'whole', options))
-    whole = time.monotonic() - began
-    runs.assert_equal(place / 'first', place / 'whole')
-    print(f'one run takes {whole:.1f} s')
-    for number in range(given.kills):
-      workdir, secs = place / f'killed_{number}', rng.uniform(0, whole)
-      number_sent = signal.Signals[f'SIG{given.signal}']
-      end = signal_after(start(workdir, options), secs, number_sent)
-      left = where(workdir)
-      finish(start(workdir, options))
-      runs.assert_equal(place / 'whole', workdir)
-      print(f'{number + 1}: after {secs:.1f} s {end} ({left}): equal')
+    if given.served:
+      served = serving(options, given.served)
+      options, url = stack.enter_context(served)
+    sent = signal.Signals[f'SIG{given.signal}']
+    through(place, options, given.kills, rng, sent)
+    assert not url or not adapters(url)
   print(f'{given.kills} times, every run ends with the same bits')
 
 

@@ -41,11 +41,18 @@ def entropy_method():
   return losses.chain(losses.methods.dapo(), bonus)
 
 
+def top_method(direction='reverse', number=5):
+  """Reads the teacher's likeliest tokens; see `with_top`."""
+  kl = losses.add_teacher_top_kl(0.5, direction, number)
+  return losses.chain(losses.methods.dapo(), kl)
+
+
 METHODS = {
   'grpo': losses.methods.grpo,
   'gspo': functools.partial(losses.methods.gspo, low=0.05, high=0.05),
   'kl_cov': functools.partial(losses.methods.kl_cov, share=0.2),
   'entropy': entropy_method,
+  'top': top_method,
 }
 
 
@@ -59,8 +66,8 @@ def make_learner(
 ):
   model = tiny.model(**changes)
 
-  def score(params, rows, with_entropy):
-    return models.score(model, params, rows, 1.0, with_entropy)
+  def score(params, rows, wanted):
+    return models.score(model, params, rows, 1.0, wanted)
 
   sizes = mesh if isinstance(mesh, dict) else {}
   mesh = sharding.make_mesh(*(() if sizes else mesh), **sizes)
@@ -170,7 +177,7 @@ def _tiny_logp(rows, length):
 
 
 def _bigram_logp(rows, length):
-  scores = jax.jit(bigram.score, static_argnums=2)(bigram.params(), rows, False)
+  scores = jax.jit(bigram.score)(bigram.params(), rows, models.LOGP)
   return tiny.gather(scores.logp, rows, length)
 
 
@@ -204,6 +211,23 @@ def make_rollout(
     logp_ref=(logp + 0.3).astype(np.float32),
   )
   return Rollout(batch, length, ids, [''] * prompts, [], np.arange(prompts))
+
+
+def with_top(rollout, vocab, number=5):
+  """A rollout of which a teacher has said its likeliest tokens, at random."""
+  rng = np.random.default_rng(9)
+  shape = rollout.batch.mask.shape
+  logits = 2 * rng.standard_normal((*shape, vocab))
+  logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  ids = np.argsort(-logp, axis=-1)[..., :number].astype(np.int32)
+  top = np.take_along_axis(logp, ids, axis=-1).astype(np.float32)
+  # Behind the end of a completion there may be anything.
+  ids[~rollout.batch.mask], top[~rollout.batch.mask] = vocab - 1, np.nan
+  extras = {'teacher_top_ids': ids, 'teacher_top_logp': top}
+  batch = rollout.batch
+  return rollout._replace(
+    batch=batch._replace(extras={**batch.extras, **extras})
+  )
 
 
 def spec(kind='shared', micro_rows=1, row_completions=0, pack_tokens=30):

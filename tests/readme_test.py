@@ -518,8 +518,10 @@ def test_the_scripts_have_the_flags_that_are_typed():
 @pytest.mark.parametrize(
   'name',
   [
-    # Its plans of all shapes take half a minute.
-    pytest.param(name, marks=pytest.mark.long) if name == 'families' else name
+    # Plans of all shapes, and programs of engines, take half a minute.
+    pytest.param(name, marks=pytest.mark.long)
+    if name in ('families', 'conformance')
+    else name
     for name in readmes.PARTS
     if name != 'methods'
   ],

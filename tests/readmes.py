@@ -22,6 +22,7 @@ from grpo_jax.lab import audits
 from tests.commands import data_example
 from tests.data import peer_files
 from tests.data import reasoning_gym_table
+from tests.engines.http import tables
 from tests.lab.studies import measured
 from tests.launch import scaling
 from tests.models import families_table
@@ -142,6 +143,14 @@ PARTS = {
   'peers': ('configs/README.md', other_names),
   'machines': ('configs/README.md', configs_table.markdown),
   'changes': ('grpo_jax/run/README.md', changes),
+  'conformance': (
+    'grpo_jax/run/README.md',
+    lambda: table(*tables.conformance_table()),
+  ),
+  'faults': (
+    'grpo_jax/run/README.md',
+    lambda: table(*tables.faults_table()),
+  ),
   'commands': ('grpo_jax/commands/README.md', commands),
   'data': ('grpo_jax/commands/README.md', data_example.markdown),
   'papers': ('grpo_jax/losses/README.md', papers),

@@ -518,6 +518,22 @@ ARGUMENTS = [
   ('subtract_kl', dict(coefficient=-1), 'coefficient=-1'),
   ('subtract_kl_to_go', dict(coefficient=-1), 'coefficient=-1'),
   ('add_teacher_kl', dict(coefficient=-1), 'coefficient=-1'),
+  ('add_teacher_top_kl', dict(coefficient=-1), 'coefficient=-1'),
+  (
+    'add_teacher_top_kl',
+    dict(coefficient=1, direction='back'),
+    "direction='back'; give one of ('reverse', 'forward')",
+  ),
+  (
+    'add_teacher_top_kl',
+    dict(coefficient=1, number=0),
+    'number=0; give how many',
+  ),
+  (
+    'add_teacher_top_kl',
+    dict(coefficient=1, number=2.0),
+    'number=2.0; give how many',
+  ),
   ('add_teacher_advantage', dict(coefficient=-1), 'coefficient=-1'),
   (
     'add_teacher_advantage',

@@ -61,7 +61,7 @@ def write(
     **tokenizer: See `hf_folder.write_tokenizer`.
   """
   backend = hf_folder.write_tokenizer(folder, vocab_size=300, **tokenizer)
-  told = json.loads((golden.FOLDER / family / 'config.json').read_text())
+  told = json.loads((golden.folder(family) / 'config.json').read_text())
   told |= {'vocab_size': backend.get_vocab_size(), 'tie_word_embeddings': True}
   config = weights.config_from_huggingface(told)
   rng = np.random.default_rng(3)

@@ -182,7 +182,7 @@ def ragged(seed=0, prompts=3, group=4, tokens=6):
 
 score = jax.jit(
   models.score,
-  static_argnames=('model', 'temperature', 'with_entropy', 'chunk_tokens'),
+  static_argnames=('model', 'temperature', 'chunk_tokens'),
 )
 
 
@@ -190,7 +190,7 @@ def scored_positions(model, rows, monkeypatch):
   """How many positions of a row meet the vocabulary, in each call."""
   seen = []
 
-  def watched(logits, target, with_entropy):
+  def watched(logits, target, wanted):
     seen.append(logits.shape[1])
     return scores_lib.Scores(jnp.zeros(target.shape), None)
 

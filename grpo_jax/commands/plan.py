@@ -351,6 +351,10 @@ def _what(made: Plan) -> str:
 
 def _others(made: Plan) -> str:
   """Who samples, if those on the mesh learn."""
+  if made.counted.served:
+    number = len(made.counted.config.engine.urls)
+    samples = 'a server samples' if number == 1 else f'{number} servers sample'
+    return f', which learn; {samples}'
   if not made.counted.apart:
     return ''
   own = made.sampler.sampling_mesh
@@ -420,12 +424,17 @@ def _verdict(made: Plan, price: float | None) -> list[str]:
     'This is a bound for completions of full length, not a forecast; '
     'evaluations are not in it.',
   ]
+  if made.counted.served:
+    said.append(
+      'What servers need to sample (config.engine.urls), and for how long, is '
+      'not in it.'
+    )
   if away := made.counted.on_host:
     said.append(
       f'For each device, {away / GIB:.2f} GiB of the state and of the inputs '
       'of layers lie in the memory of its host.'
     )
-  if parked := made.counted.parked:
+  if parked := made.sampler.parked:
     said.append(
       f'Episodes that have no row (config.sampler.max_rows) while their '
       f'environments work take {parked / GIB:.2f} GiB of the memory of each '
@@ -521,7 +530,7 @@ def show_against(found: against.Against) -> None:
     'rollouts.',
     line('sampling', found.sampling)
     if found.sampling
-    else 'sampling: by jobs, of whose devices the run tells nothing.',
+    else 'sampling: by jobs or servers, of whose devices nothing is told.',
     line('learning', found.learning),
   )
 

@@ -122,6 +122,7 @@ class Subject:
           'updates_done': np.zeros(shape),  # at ratio 1 there were none
           'age': np.zeros(shape),  # the policy that learns has drawn them
           'logp_teacher': logp + gap_teacher,
+          'teacher_top_logp': top_of(self.method, logp + gap_teacher),
         },
       )
     batch = _with_fields(jax.tree.map(np.asarray, batch), self.fields)
@@ -150,6 +151,21 @@ class Subject:
     return dict(zip(probes, map(Reading, *cut), strict=True))
 
 
+def top_of(method: losses.LossTransform, logp: Any) -> Any:
+  """f64[...,K], log-probabilities of the tokens that are a teacher's likeliest.
+
+  One of them moves with the sampled token, 1 nat below it, so that it is less
+  likely than all together; the others have no mass.
+
+  Args:
+    method: Says how many are read.
+    logp: f64[...], of the sampled token, under the policy or the teacher.
+  """
+  shape = *logp.shape, max(method.top_tokens - 1, 0)
+  none = jnp.full(shape, -1000.0, logp.dtype)
+  return jnp.concatenate([logp[..., None] - 1, none], axis=-1)
+
+
 def _with_fields(batch: losses.Batch, fields: Fields | None) -> losses.Batch:
   """The batch with what the user's function makes of each of its rows."""
   if fields is None:
@@ -172,7 +188,7 @@ def _with_fields(batch: losses.Batch, fields: Fields | None) -> losses.Batch:
 
 def _evaluate(method: losses.LossTransform, probe: Probe) -> Reading:
   """Evaluates a method on a probe, mapped over its axis `[N]`."""
-  made = {'entropy', *losses.Batch._fields, *losses.OF_TURNS}
+  made = {'entropy', 'logp_top', *losses.Batch._fields, *losses.OF_TURNS}
   for name in sorted(method.requires - made):
     if name not in probe.batch.extras:
       raise ValueError(
@@ -205,7 +221,10 @@ def _compiled(method: losses.LossTransform, probe: Probe) -> Reading:
     assert weight is not None  # losses.prepare has set it
 
     def parts(logp, entropy):
-      loss, terms = losses.surrogate_loss(method, logp, batch, state, entropy)
+      top = top_of(method, logp)
+      loss, terms = losses.surrogate_loss(
+        method, logp, batch, state, entropy, top
+      )
       assert terms.objective is not None  # or surrogate_loss had raised
       parts = jnp.stack([terms.objective, -terms.penalty])
       kept = jnp.where(batch.keep[None], parts, 0)

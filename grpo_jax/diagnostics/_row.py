@@ -298,6 +298,10 @@ def _known(probe: _probe.Probe, weight: np.ndarray) -> dict[str, tuple]:
   log_ratio = probe.logp - np.asarray(probe.batch.logp_old)
   r, k3 = np.exp(log_ratio), np.expm1(x) - x
   assert probe.advantage is not None  # every penalty probe has one
+  # A teacher differs by the same x. Of its likeliest tokens one counts, and all
+  # others are one class: see `_probe.top_of`.
+  q, p = np.exp(probe.logp - 1), np.exp(probe.logp - 1 + x)
+  away = np.log1p(-q) - np.log1p(-p)
   right = (weight != 0) & (probe.advantage > 0)
   share = weight * right.sum((1, 2, 3), keepdims=True)
   return {
@@ -307,6 +311,8 @@ def _known(probe: _probe.Probe, weight: np.ndarray) -> dict[str, tuple]:
     'sg[r] k3': (r * np.expm1(x), r * k3),
     '(log r)^2 / 2': (-log_ratio, 0),
     '|log r|': (-np.sign(log_ratio), 0),
+    'KL(pi, teacher)': (q * (x + away), (1 - q) * away - q * x),
+    'KL(teacher, pi)': (p - (1 - p) * q / (1 - q), p * x - (1 - p) * away),
     'NLL of A > 0': (_fit.divide(np.ones_like(x), share, right), 0),
     _LOG_PI: (-np.ones_like(x), -x),  # the value is that of k1
   }

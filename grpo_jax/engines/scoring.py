@@ -83,7 +83,8 @@ class Scorer:
       np.float32(temperature or 1),
     )
     logp, ids_of_top, logp_of_top = (
-      np.asarray(x)[0, 0, : len(ids) - 1] for x in found
+      np.asarray(x)[0, 0, : len(ids) - 1]
+      for x in (found.logp, found.top_ids, found.top_logp)
     )
     return Known(logp, ids_of_top[:, :top], logp_of_top[:, :top])
 
@@ -104,7 +105,8 @@ def _nothing(number: int, top: int) -> tuple[np.ndarray, np.ndarray]:
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))
 def _score(model, mesh, params, rows, number, temperature):
   with sharding.use(mesh):
-    found = models.score_likeliest(model, params, rows, number, temperature)
+    wanted = models.Wanted(likeliest=number)
+    found = model.score(params, rows, temperature, wanted)
   if mesh is None:
     return found
   everywhere = sharding.replicated(mesh)

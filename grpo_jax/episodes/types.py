@@ -293,8 +293,11 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
   width = max(part.batch.mask.shape[-1] for part in rollouts)
 
   def widen(x: np.ndarray) -> np.ndarray:
-    missing = width - x.shape[-1] if x.ndim == 3 else 0
-    return np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, missing)])
+    if x.ndim < 3:
+      return x
+    ends = [(0, 0)] * x.ndim
+    ends[2] = 0, width - x.shape[2]  # [P,G,T,...]
+    return np.pad(x, ends)
 
   def join(*parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)

@@ -46,7 +46,7 @@ class Compiled:
     refresh: `step.refresh(state, weight)`; the state is donated.
     credit: `step.credit(batch, loss_state)`.
     score: `gradient.score_all(frozen, params, layout, num_micro, shape,
-      with_entropy)`; the last two are static.
+      wanted)`; the shape is static.
     score_teacher: `gradient.score_teacher(params, layout, num_micro, shape)`;
       the last is static.
     step: `step.train_step(frozen, state, batch, prompts, layout, num_micro,
@@ -106,7 +106,7 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
     credit=jit(step_lib.credit, out_shardings=(None, everywhere, everywhere)),
     score=jit(
       gradient.score_all,
-      static_argnums=(4, 5),
+      static_argnums=4,
     ),
     score_teacher=jit(gradient.score_teacher, static_argnums=3),
     step=jit(

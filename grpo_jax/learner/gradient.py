@@ -32,7 +32,9 @@ from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.mesh import sharding
 from grpo_jax.mesh import shards
+from grpo_jax.models import LOGP
 from grpo_jax.models import Scores
+from grpo_jax.models import Wanted
 from grpo_jax.models.layout import Layout
 
 Array = jax.Array
@@ -45,7 +47,7 @@ def score_all(
   layout: Layout,
   num_micro: Array,
   shape: tuple[int, ...],
-  with_entropy: bool = False,
+  wanted: Wanted = LOGP,
 ) -> Scores:
   """`Scores` [P,G,T] of a stack of micro-batches, without a gradient.
 
@@ -56,20 +58,32 @@ def score_all(
     layout: Micro-batches, [N, rows, ...].
     num_micro: i32[], how many of the N hold anything.
     shape: (P, G, T).
-    with_entropy: Whether to compute the entropy too.
+    wanted: What else is asked for; its ids are i32[P,G,T,K].
 
   Returns:
-    f32[P,G,T] each; 0 for completions in no row.
+    [P,G,T] or [P,G,T,K] each; 0 for completions in no row.
   """
+  at = shards.positions(learner.mesh, shape[2])
 
-  def on_shard(join, trees, num_micro, layout):
+  def on_shard(join, trees, given, layout):
+    num_micro, wanted = given
+
     def score(rows):
-      return learner.scoring.score(join(trees[0]), rows, with_entropy)
+      own = token_shards.take(wanted, at, rows.completion, rows.inside)
+      return learner.scoring.score(join(trees[0]), rows, own)
 
     return [], micro_batches.map_rows(score, layout, num_micro, shape), ()
 
-  trees = [offload.to_device(params)]
-  return row_shards.run(on_shard, learner, frozen, trees, num_micro, layout)[1]
+  _, scores, _ = row_shards.run(
+    on_shard,
+    learner,
+    frozen,
+    [offload.to_device(params)],
+    (num_micro, wanted),
+    layout,
+    given_at=(PartitionSpec(), at),
+  )
+  return scores
 
 
 def score_teacher(
@@ -89,7 +103,8 @@ def score_teacher(
     shape: (P, G, T).
 
   Returns:
-    f32[P,G,T]; 0 for completions in no row.
+    [P,G,T]; 0 for completions in no row. With the likeliest tokens, if the loss
+    reads them.
   """
   teacher = learner.teacher
   assert teacher is not None  # else nothing reads these scores
@@ -98,7 +113,8 @@ def score_teacher(
   scores = dataclasses.replace(
     learner, scoring=teacher.scoring, placement=placement, expert_balance=0.0
   )
-  return score_all(scores, None, params, layout, num_micro, shape)
+  wanted = Wanted(likeliest=learner.method.top_tokens)
+  return score_all(scores, None, params, layout, num_micro, shape, wanted)
 
 
 def differentiate(
@@ -142,7 +158,7 @@ def differentiate(
       layout,
       num_micro,
       batch.mask.shape,
-      learner.with_entropy,
+      learner.wanted(learner.top_ids(batch)),
     )
     (_, terms), slopes = _loss_and_slopes(learner, scores, batch, loss_state)
     coupled = slopes, trust_region.outward(terms, batch)
@@ -187,9 +203,7 @@ def differentiate(
     scores = scores._replace(logp=logp)
   # The loss once more, of the whole batch. It costs next to nothing beside the
   # model, and saves merging the terms of the micro-batches for the metrics.
-  loss, terms = losses.surrogate_loss(
-    learner.method, scores.logp, batch, loss_state, scores.entropy
-  )
+  loss, terms = learner.loss(scores, batch, loss_state)
   routed = None
   if statistics is not None:
     routed = models.Routed(statistics, disagreement)
@@ -300,7 +314,9 @@ def _of_own(
   def nothing():
     return (
       jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_params),
-      jax.tree.map(lambda x: jnp.zeros(batch.mask.shape, x.dtype), of_tokens),
+      jax.tree.map(
+        lambda x: jnp.zeros(batch.mask.shape + x.shape[3:], x.dtype), of_tokens
+      ),
     )
 
   sums, seen = micro_batches.over(layout, num_micro, add, nothing, may_be_none)
@@ -330,15 +346,18 @@ def _scored(
     experts.
   """
   scoring = learner.scoring
-  if scoring.score_routed is None:
-    return (scoring.score(params, rows, learner.with_entropy), None), None
-  counted, sampled = (
+  ids, counted, sampled = (
     token_shards.take(x, at.mask, rows.completion, rows.inside)
-    for x in (batch.mask, batch.extras.get('routing_sampler'))
+    for x in (
+      learner.top_ids(batch),
+      batch.mask,
+      batch.extras.get('routing_sampler'),
+    )
   )
-  scores, routed = scoring.score_routed(
-    params, rows, learner.with_entropy, counted, sampled
-  )
+  wanted = learner.wanted(ids)
+  if scoring.score_routed is None:
+    return (scoring.score(params, rows, wanted), None), None
+  scores, routed = scoring.score_routed(params, rows, wanted, counted, sampled)
   return (scores, routed.statistics.mass), routed
 
 
@@ -385,11 +404,7 @@ def slope_at_ratio_one(
 def _loss_and_slopes(learner, scores, batch, loss_state):
   """((loss, terms), d loss / d scores) of any arrangement of completions."""
 
-  def loss(scores):
-    return losses.surrogate_loss(
-      learner.method, scores.logp, batch, loss_state, scores.entropy
-    )
-
+  loss = lambda scores: learner.loss(scores, batch, loss_state)
   return jax.value_and_grad(loss, has_aux=True)(scores)
 
 

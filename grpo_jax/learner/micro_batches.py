@@ -102,14 +102,14 @@ def map_rows(
   """Calls a function for every micro-batch, and gathers the results.
 
   Args:
-    function: From the rows of a micro-batch to a tree of [R,C,T] arrays.
+    function: From the rows of a micro-batch to a tree of [R,C,T,...] arrays.
     stacked: Micro-batches, [N, rows, ...].
     num_micro: i32[], how many of the N hold anything.
     shape: (P, G, T).
 
   Returns:
-    The tree with [P,G,T] arrays, 0 for completions in no row. On a data shard
-    what it has of them; see `token_shards.put`.
+    The tree with [P,G,T,...] arrays, 0 for completions in no row. On a data
+    shard what it has of them; see `token_shards.put`.
   """
 
   def body(k, whole):
@@ -123,7 +123,9 @@ def map_rows(
 
   part = jax.eval_shape(lambda: function(rows(stacked, jnp.array(0))))
   own = token_shards.local_shape(shape)
-  nothing = lambda: jax.tree.map(lambda x: jnp.zeros(own, x.dtype), part)
+  nothing = lambda: jax.tree.map(
+    lambda x: jnp.zeros(own + x.shape[3:], x.dtype), part
+  )
   return over(stacked, num_micro, body, nothing)
 
 

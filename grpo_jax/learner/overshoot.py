@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from grpo_jax import losses
 from grpo_jax import optim
@@ -17,11 +18,14 @@ from grpo_jax.learner import metrics
 from grpo_jax.learner import micro_batches
 from grpo_jax.learner import offload
 from grpo_jax.learner import row_shards
+from grpo_jax.learner import token_shards
 from grpo_jax.learner import trust_region
 from grpo_jax.learner.types import Gradient
 from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import Update
+from grpo_jax.mesh import shards
+from grpo_jax.models import LOGP
 from grpo_jax.models import Scores
 from grpo_jax.models.layout import Layout
 
@@ -74,11 +78,12 @@ def measure(
     from update to update is taken as it is at the first.)
   """
   shape = batch.mask.shape
+  at = shards.positions(learner.mesh, shape[2])
 
   tangents = _tangents(learner, state, found.grads, update)
 
-  def on_shard(join, trees, num_micro, layout):
-    old, new, *parts = trees
+  def on_shard(join, trees, given, layout):
+    (old, new, *parts), (num_micro, top_ids) = trees, given
     # `score` may use attention with a backward pass of its own, which `jax.jvp`
     # cannot differentiate.
     scoring = learner.scoring
@@ -88,7 +93,7 @@ def measure(
     # gives the derivative of a single number.
     def along(rows):
       def score(p):
-        return score_forward(join(p), rows, False).logp
+        return score_forward(join(p), rows, LOGP).logp
 
       return {
         name: jax.jvp(score, (old,), (tangent,))[1]
@@ -96,7 +101,8 @@ def measure(
       }
 
     def after(rows):
-      return scoring.score(join(new), rows, learner.with_entropy)
+      ids = token_shards.take(top_ids, at, rows.completion, rows.inside)
+      return scoring.score(join(new), rows, learner.wanted(ids))
 
     of_tokens = (
       micro_batches.map_rows(along, layout, num_micro, shape),
@@ -106,7 +112,13 @@ def measure(
 
   trees = [state.params, update.params, *tangents.values()]
   _, (slopes, scores), _ = row_shards.run(
-    on_shard, learner, frozen, trees, num_micro, layout
+    on_shard,
+    learner,
+    frozen,
+    trees,
+    (num_micro, learner.top_ids(batch)),
+    layout,
+    given_at=(PartitionSpec(), at),
   )
   # Of the tokens that were clipped before the update, not of those that are
   # clipped after it.
@@ -168,9 +180,7 @@ def ends(
     none = jnp.zeros(batch.mask.shape, jnp.float32)
     extras = {**batch.extras, 'updates_done': none}
     batch = batch._replace(extras=extras)
-  _, terms = losses.surrogate_loss(
-    learner.method, scores.logp, batch, loss_state, scores.entropy
-  )
+  _, terms = learner.loss(scores, batch, loss_state)
   return {
     'ends_clipped': metrics.masked_mean(
       trust_region.clipped(terms), batch.keep

@@ -22,13 +22,15 @@ from grpo_jax.learner.types import Learner
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.types import UpdateSpec
 from grpo_jax.mesh import random_keys
+from grpo_jax.models import LOGP
 from grpo_jax.models import Scores
+from grpo_jax.models import Wanted
 
 
 class Score(Protocol):
   """Scores the completions of a rollout."""
 
-  def __call__(self, params: Any, with_entropy: bool = False) -> Scores:
+  def __call__(self, params: Any, wanted: Wanted = LOGP) -> Scores:
     """`Scores` f32[P,G,T] under some parameters."""
     ...
 
@@ -44,7 +46,7 @@ def scores_old(learner: Learner, spec: UpdateSpec) -> bool:
 
 
 def score(
-  layouts: Layouts, frozen: Any, params: Any, with_entropy: bool = False
+  layouts: Layouts, frozen: Any, params: Any, wanted: Wanted = LOGP
 ) -> Scores:
   """`Scores` f32[P,G,T] of the completions of a rollout.
 
@@ -52,12 +54,10 @@ def score(
     layouts: How its completions lie in rows.
     frozen: The parameters that no update changes, or None.
     params: Of the policy, or of the reference.
-    with_entropy: Whether to compute the entropy too.
+    wanted: What else is asked for.
   """
   call = layouts.compiled.score
-  return _joined(
-    layouts, lambda *stack: call(frozen, params, *stack, with_entropy)
-  )
+  return _joined(layouts, lambda *stack: call(frozen, params, *stack, wanted))
 
 
 def score_teacher(layouts: Layouts, params: Any) -> Scores:
@@ -158,7 +158,7 @@ def with_policies(
     anchored, batch = False, batch._replace(logp_old=sampler)
   scored = anchored or (with_entropy and batch.entropy_old is None)
   if scored:
-    old = score(state.params, with_entropy)
+    old = score(state.params, Wanted(entropy=with_entropy))
     if old.entropy is not None:
       entropy = by_age(old.entropy, batch.entropy_old)
       batch = batch._replace(entropy_old=entropy)
@@ -167,6 +167,12 @@ def with_policies(
   if learner.with_reference:
     batch = batch._replace(logp_ref=score(state.reference).logp)
   if learner.with_teacher:
-    taught = {'logp_teacher': score_teacher().logp}
-    batch = batch._replace(extras={**batch.extras, **taught})
+    taught = score_teacher()
+    extras = {**batch.extras, 'logp_teacher': taught.logp}
+    if taught.top_ids is not None:
+      extras |= {
+        'teacher_top_ids': taught.top_ids,
+        'teacher_top_logp': taught.top_logp,
+      }
+    batch = batch._replace(extras=extras)
   return batch, scored + learner.with_reference

@@ -23,7 +23,7 @@ from grpo_jax.learner import token_shards
 from grpo_jax.learner import updates
 from grpo_jax.learner.updates import Updater
 from grpo_jax.mesh import sharding
-from grpo_jax.models import Scores
+from grpo_jax.models import LOGP
 from grpo_jax.models.layout import LayoutSpec
 
 
@@ -52,22 +52,25 @@ def lowerings(
   chosen = next(updates.optimizer_batches(spec, prompts, 0))
   rows, used = layouts.abstract_stack(compiled, example, chosen, layout)
   part, scoring = (len(chosen), *shape[1:]), {}
-  nothing = np.zeros(shape, np.float32)
 
-  # It notes the program; no parameters are there yet.
-  def unscored(params, with_entropy=False):
-    args = frozen, params, rows, used, part, with_entropy
-    name = 'score_entropy' if with_entropy else 'score_all'
+  # They note the program; no parameters are there yet.
+  def noted(name, program, *args):
+    scoring[name] = lambda: lower(program, *args)
+    return jax.tree.map(
+      lambda x: jnp.zeros(shape + x.shape[3:], x.dtype),
+      program.eval_shape(*args),
+    )
+
+  def unscored(params, wanted=LOGP):
+    name = 'score_entropy' if wanted.entropy else 'score_all'
     if params is state.reference:
       (name,) = learner.reference_scorings
-    scoring[name] = lambda: lower(compiled.score, *args)
-    found = compiled.score.eval_shape(*args)
-    return jax.tree.map(lambda _: jnp.asarray(nothing), found)
+    args = frozen, params, rows, used, part, wanted
+    return noted(name, compiled.score, *args)
 
   def untaught():
     args = updater.teacher, rows, used, part
-    scoring['score_teacher'] = lambda: lower(compiled.score_teacher, *args)
-    return Scores(jnp.asarray(nothing), None)
+    return noted('score_teacher', compiled.score_teacher, *args)
 
   # What the method reads must be there; its values do not matter. Tokens of an
   # earlier policy alone would not be scored.

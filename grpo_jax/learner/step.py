@@ -340,7 +340,7 @@ def rollout_end(
     layout,
     num_micro,
     batch.mask.shape,
-    learner.with_entropy,
+    learner.wanted(learner.top_ids(batch)),
   )
   ends = overshoot.ends(learner, scores, batch, loss_state)
   kl = step_metrics.kl_old(scores.logp, batch)

@@ -125,7 +125,7 @@ def take(
     return within(found.reshape(*completion.shape, *found.shape[1:]))
 
   def within(x):
-    return x if inside is None else jnp.where(inside, x, jnp.zeros_like(x))
+    return x if inside is None else _only(inside, x)
 
   return jax.tree.map(
     lambda spec, part: jax.tree.map(lambda x: one(spec, x), part), specs, tree
@@ -135,7 +135,7 @@ def take(
 def put(
   whole: Array, part: Array, completion: Array, inside: Array | None = None
 ) -> Array:
-  """Writes the values [R,C,T] of some rows into [P,G,T].
+  """Writes the values [R,C,T,...] of some rows into [P,G,T,...].
 
   Args:
     whole: On a data shard what it has, `local_shape`.
@@ -149,16 +149,22 @@ def put(
     positions; see `missing`.
   """
   if inside is not None:  # other slots have the other tokens
-    part = jnp.where(inside, part, jnp.zeros_like(part))
-  part = part.reshape(-1, part.shape[-1]).astype(whole.dtype)
-  if part.shape[-1] != whole.shape[-1]:
-    axes = _axes(part.shape[-1])
+    part = _only(inside, part)
+  part = part.reshape(-1, *part.shape[2:]).astype(whole.dtype)
+  if part.shape[1] != whole.shape[2]:
+    axes = _axes(part.shape[1])
     part = lax.all_to_all(part, axes, 1, 0, tiled=True)
     completion = _together(completion, axes)
-  flat = whole.reshape(-1, whole.shape[-1])
+  flat = whole.reshape(-1, *whole.shape[2:])
   places = flat.at[completion.reshape(-1)]
   write = places.set if inside is None else places.add
   return write(part, mode='drop').reshape(whole.shape)
+
+
+def _only(inside: Array, x: Array) -> Array:
+  """[R,C,T,...], 0 where not `inside` bool[R,C,T]."""
+  inside = inside.reshape(*inside.shape, *(1,) * (x.ndim - 3))
+  return jnp.where(inside, x, jnp.zeros_like(x))
 
 
 def _together(completion: Array, axes: tuple[str, ...]) -> Array:

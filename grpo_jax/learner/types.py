@@ -13,6 +13,7 @@ from grpo_jax import losses
 from grpo_jax.learner import offload
 from grpo_jax.models import Routed
 from grpo_jax.models import Scores
+from grpo_jax.models import Wanted
 
 Array = jax.Array
 
@@ -78,10 +79,10 @@ class Scoring:
   """How a model scores the rows of a layout.
 
   Attributes:
-    score: `(params, layout, with_entropy) -> Scores`.
+    score: `(params, layout, wanted) -> Scores`, see `models.Wanted`.
     score_forward: Like `score`, but `jax.jvp` can differentiate it, which the
       measurement of overshoot needs. None: `score` serves for this too.
-    score_routed: `(params, layout, with_entropy, counted, sampled) -> (Scores,
+    score_routed: `(params, layout, wanted, counted, sampled) -> (Scores,
       Routed)`, see `models.score_routed`; None for a model without experts.
     takes_shards: Whether the model gathers what it needs of parameters that are
       split over data shards; see `sharding.on_shard`. Otherwise it gets all of
@@ -198,7 +199,8 @@ class Learner:
       forward pass; see `gradient.differentiate`.
     compute_all: Whether updates compute completions without an advantage though
       the method finds nothing in them; see `LossTransform`.
-    teacher: The model that gives `logp_teacher`, if the method reads it.
+    teacher: The model that gives the fields `losses.OF_TEACHER`, if the method
+      reads them.
   """
 
   method: losses.LossTransform
@@ -222,10 +224,41 @@ class Learner:
     """The mesh on which arrays lie."""
     return self.placement.mesh
 
-  @property
-  def with_entropy(self) -> bool:
-    """Whether the loss reads the entropy."""
-    return 'entropy' in self.method.requires
+  def top_ids(self, batch: losses.Batch) -> ArrayLike | None:
+    """i32[P,G,T,K], the teacher's likeliest tokens; None: the loss needs none.
+
+    Args:
+      batch: [P,G,T].
+    """
+    number = self.method.top_tokens
+    return batch.extras['teacher_top_ids'][..., :number] if number else None
+
+  def wanted(self, top_ids: Any) -> Wanted:
+    """What the loss reads of scores, beside the log-probabilities of tokens.
+
+    Args:
+      top_ids: Those of `top_ids` that are scored.
+    """
+    return Wanted('entropy' in self.method.requires, ids=top_ids)
+
+  def loss(
+    self, scores: Scores, batch: losses.Batch, loss_state: Any
+  ) -> tuple[ArrayLike, losses.SurrogateTerms]:
+    """The loss of some completions, as `losses.surrogate_loss` has it.
+
+    Args:
+      scores: Theirs, with what is `wanted`.
+      batch: Prepared, any arrangement of completions.
+      loss_state: Of the `TrainState`.
+    """
+    return losses.surrogate_loss(
+      self.method,
+      scores.logp,
+      batch,
+      loss_state,
+      scores.entropy,
+      scores.top_logp,
+    )
 
   @property
   def with_reference(self) -> bool:

@@ -49,7 +49,8 @@ All stage constructors share these arguments:
   function needs no guards against padding.
 - `requires` names the optional fields that the function reads: fields of
   `Batch` that may be None (`'logp_ref'`, `'entropy_old'`, ...), keys of
-  `Batch.extras`, or `'entropy'` for `terms.entropy`. The learner computes such
+  `Batch.extras`, `'entropy'` for `terms.entropy`, or `'logp_top'` for
+  `terms.logp_top` (see `LossTransform.top_tokens`). The learner computes such
   a field only if some transform of the chain requires it. A name that it does
   not know is one of your own, which `grpo-jax train` takes from the records of
   the prompts (see the README of this folder).
@@ -73,6 +74,7 @@ set yet, or what it writes has been read already.
 
 from grpo_jax.losses import contrib
 from grpo_jax.losses import methods
+from grpo_jax.losses._base import OF_TEACHER
 from grpo_jax.losses._base import OF_TURNS
 from grpo_jax.losses._base import Batch
 from grpo_jax.losses._base import LossTransform
@@ -164,6 +166,7 @@ from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._stages import set_weight
 from grpo_jax.losses._teacher import add_teacher_advantage
 from grpo_jax.losses._teacher import add_teacher_kl
+from grpo_jax.losses._teacher import add_teacher_top_kl
 from grpo_jax.losses._trie import SharedPrefix
 from grpo_jax.losses._trie import prefix_summary
 from grpo_jax.losses._trie import recenter_branches
@@ -189,6 +192,7 @@ __all__ = (
   'CREDIT_METRIC',
   'Controller',
   'LossTransform',
+  'OF_TEACHER',
   'OF_TURNS',
   'Rows',
   'SharedContext',
@@ -201,6 +205,7 @@ __all__ = (
   'add_penalty',
   'add_teacher_advantage',
   'add_teacher_kl',
+  'add_teacher_top_kl',
   'arguments_from_run',
   'average_ratio',
   'batch_from_rows',

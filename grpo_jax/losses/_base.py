@@ -69,8 +69,11 @@ class Batch(NamedTuple):
       f32[P,G,N], the parts of the reward that turns were given; `turn_state`
       i32[P,G,N], equal numbers where turns of a group began in the same state.
       `age` f32[P,G,T] is by how many versions the policy that learns is newer
-      than `version`; `credit` gets no version to compare with. `logp_teacher`
-      f32[P,G,T] is the log-probability under a teacher, nats.
+      than `version`; `credit` gets no version to compare with. Of a teacher
+      (`OF_TEACHER`): `logp_teacher` f32[P,G,T], its log-probability of each
+      token, nats; `teacher_top_logp` f32[P,G,T,K], those of its likeliest
+      tokens in the place of each, the likeliest first; and `teacher_top_ids`
+      i32[P,G,T,K], their ids, which no loss reads.
   """
 
   tokens: Array | None
@@ -100,6 +103,8 @@ class SurrogateTerms(NamedTuple):
     objective: f32[P,G,T], f(s, A), maximised; None: not set yet.
     penalty: f32[P,G,T], R, minimised.
     metrics: Arrays [P,G,T] by name; the learner averages kept tokens.
+    logp_top: f32[P,G,T,K], of the teacher's likeliest tokens, nats; None: not
+      known.
   """
 
   logp: Array
@@ -108,6 +113,7 @@ class SurrogateTerms(NamedTuple):
   objective: Array | None
   penalty: Array
   metrics: dict[str, Array]
+  logp_top: Array | None = None
 
 
 class LossTransform(NamedTuple):
@@ -130,6 +136,8 @@ class LossTransform(NamedTuple):
     acts_after_tokens: The length of a completion up to which a part of it (a
       penalty for length) does nothing, tokens. A run without longer ones
       refuses the method.
+    top_tokens: How many of the teacher's likeliest tokens are read in each
+      place, `K`; 0: none are.
     writes: What it writes and where it may stand, so that `credit` can refuse a
       chain out of order; () for a transform that no stage constructor has made:
       its place is checked only where it runs.
@@ -144,6 +152,7 @@ class LossTransform(NamedTuple):
   zero_without_advantage: bool = False
   writes: _checks.Writes = ()
   acts_after_tokens: float = 0
+  top_tokens: int = 0
 
 
 def chain(*transforms: LossTransform) -> LossTransform:
@@ -171,7 +180,8 @@ def chain(*transforms: LossTransform) -> LossTransform:
   Returns:
     A `LossTransform`. Its state is the tuple of its transforms' states. It
     requires what any of them requires, its scope is the widest among theirs,
-    and it is zero without an advantage if all of them are.
+    and it is zero without an advantage if all of them are. It reads as many of
+    the teacher's likeliest tokens as the one that reads most.
 
   >>> from grpo_jax import losses
   >>> method = losses.chain(losses.center_by_group(),
@@ -217,13 +227,20 @@ def chain(*transforms: LossTransform) -> LossTransform:
   zero = all(transform.zero_without_advantage for transform in transforms)
   writes = tuple(one for transform in transforms for one in transform.writes)
   after = max((t.acts_after_tokens for t in transforms), default=0)
+  top = max((t.top_tokens for t in transforms), default=0)
   return LossTransform(
-    init, credit, prepare, apply, requires, scope, zero, writes, after
+    init, credit, prepare, apply, requires, scope, zero, writes, after, top
   )
 
 
 OF_TURNS = frozenset({'turn', 'turn_reward', 'turn_state'})
 """Fields of episodes in `Batch.extras`; see `Batch`."""
+
+OF_TEACHER = frozenset({'logp_teacher', 'teacher_top_logp'})
+"""Fields of a teacher in `Batch.extras` that a loss may read; see `Batch`."""
+
+# What a transform may require that is no field, but given to `surrogate_loss`.
+_ARGUMENTS = frozenset({'entropy', 'logp_top'})
 
 # Zeroed outside the mask. Not `tokens`: there it holds the ids that a tool
 # wrote, and shared prefixes are compared over those too.
@@ -232,8 +249,6 @@ _PER_TOKEN = (
   'entropy_old', 'advantage', 'weight',
 )  # fmt: skip
 _PER_COMPLETION = ('valid', 'reward', 'truncated')
-
-_TEACHER = 'logp_teacher'  # in extras, and checked as `logp_ref` is
 
 # Below the logarithm of any float64 number above 0, in nats.
 _LEAST_LOGP = -1000.0
@@ -296,11 +311,15 @@ def check_batch(batch: Batch) -> Batch:
   shape = batch.mask.shape
   fields = batch._asdict()
   extras = dict(batch.extras)
-  of_tokens = _PER_TOKEN
-  if _TEACHER in extras:
-    fields[_TEACHER], of_tokens = extras[_TEACHER], (*_PER_TOKEN, _TEACHER)
+  # Checked as `logp_ref` is.
+  of_teacher = sorted(OF_TEACHER & extras.keys())
+  fields |= {name: extras[name] for name in of_teacher}
+  of_tokens = *_PER_TOKEN, *of_teacher
   wanted = {name: shape for name in ('tokens', *of_tokens)}
   wanted |= {name: shape[:2] for name in _PER_COMPLETION}
+  if 'teacher_top_logp' in extras:
+    number = jnp.shape(extras['teacher_top_logp'])[3:4]
+    wanted['teacher_top_logp'] = (*shape, *(number or ('K',)))
   for name, want in wanted.items():
     if fields[name] is not None and jnp.shape(fields[name]) != want:
       raise ValueError(
@@ -323,14 +342,16 @@ def check_batch(batch: Batch) -> Batch:
       # Not a product with the mask, because 0 times NaN is NaN. `where` with a
       # 0 turns the booleans of `keep` into integers, and `wide` turns them
       # back: `~` and the `where=` of a reduction need booleans.
-      value = _checks.wide(jnp.where(mask, fields[name], 0), fields[name].dtype)
+      value, inside = fields[name], mask
+      if name == 'teacher_top_logp':
+        inside = mask[..., None]
+      value = _checks.wide(jnp.where(inside, value, 0), value.dtype)
       # The logarithm of 0 would make a log-ratio infinite, and the losses that
       # saturate it NaN: infinity minus infinity.
-      if name.startswith('logp_'):
+      if name.startswith('logp_') or name in OF_TEACHER:
         value = jnp.maximum(value, _LEAST_LOGP)
       fields[name] = value
-  if _TEACHER in extras:
-    extras[_TEACHER] = fields[_TEACHER]
+  extras |= {name: fields[name] for name in of_teacher}
   # `reward_parts` may have any number of axes behind [P,G].
   parts_valid = valid.reshape(
     valid.shape + (1,) * (batch.reward_parts.ndim - 2)
@@ -374,14 +395,16 @@ def with_required(method: LossTransform, batch: Batch) -> Batch:
 
   Returns:
     The batch with a value for every name in `method.requires`: in its field, or
-    in `extras` if `Batch` has no such field. Only `'entropy'` is left out: it
-    is an argument of `surrogate_loss`, not a field.
+    in `extras` if `Batch` has no such field. Only `'entropy'` and `'logp_top'`
+    are left out: they are arguments of `surrogate_loss`, not fields.
   """
   batch = _with_turns(method, batch)
   given = {**batch._asdict(), **batch.extras}
+  shape = batch.mask.shape
+  shapes = {'teacher_top_logp': (*shape, method.top_tokens)}
   missing = {
-    name: jnp.zeros(batch.mask.shape)
-    for name in method.requires - {'entropy'}
+    name: jnp.zeros(shapes.get(name, shape))
+    for name in method.requires - _ARGUMENTS
     if given.get(name) is None
   }
   # `pop` leaves in `missing` only the names that `Batch` has no field for.
@@ -411,7 +434,7 @@ def credit(
   _checks.check_transform(method, LossTransform, 'credit')
   _checks.check_order(method.writes)
   batch = _with_turns(method, check_batch(batch))
-  required = method.requires - {'entropy'}
+  required = method.requires - _ARGUMENTS
   _checks.check_required(required, batch._asdict(), batch.extras)
   with _checks.with_state(method, state, 'credit'):
     credited, state = _checks.check_pair(method.credit(batch, state))
@@ -465,6 +488,7 @@ def surrogate_loss(
   batch: Batch,
   state: State,
   entropy: Array | None = None,
+  logp_top: Array | None = None,
 ) -> tuple[Array, SurrogateTerms]:
   r"""The loss of one micro-batch, a sum:
 
@@ -483,14 +507,17 @@ def surrogate_loss(
       give `logp_old`, or nothing is ever clipped.
     state: The state that `credit` returned.
     entropy: f[P,G,T], nats; needed only if `'entropy' in method.requires`.
+    logp_top: f[P,G,T,K], log-probabilities under the policy of the tokens
+      `teacher_top_ids` of the batch, nats; needed only if `'logp_top' in
+      method.requires`.
 
   Returns:
     The loss, f32[], and the `SurrogateTerms` it was made of.
 
   Raises:
     ValueError: The method sets no objective, a field that it requires is
-      missing, `logp` or `entropy` has another shape than the batch, or `credit`
-      and `prepare` have not been run.
+      missing, `logp`, `entropy` or `logp_top` has another shape than the batch,
+      or `credit` and `prepare` have not been run.
 
   >>> import jax.numpy as jnp
   >>> from grpo_jax import losses
@@ -503,7 +530,7 @@ def surrogate_loss(
   [1.0, -1.0]
   """
   _checks.check_transform(method, LossTransform, 'surrogate_loss')
-  given = {'entropy': entropy, **batch._asdict()}
+  given = {'entropy': entropy, 'logp_top': logp_top, **batch._asdict()}
   _checks.check_required(method.requires, given, batch.extras)
   if batch.advantage is None or batch.weight is None:
     raise ValueError(
@@ -517,19 +544,29 @@ def surrogate_loss(
         f'Batch.mask has shape {batch.mask.shape}: give one value for each '
         'token of the batch, [P,G,T].'
       )
+  top = () if logp_top is None else jnp.shape(logp_top)
+  if top and (len(top), top[:3]) != (4, batch.mask.shape):
+    raise ValueError(
+      f'surrogate_loss got logp_top of shape {top}, but Batch.mask has shape '
+      f'{batch.mask.shape}: give one value for each of the tokens in '
+      'teacher_top_ids, [P,G,T,K].'
+    )
   # Losses are float32 at least, whatever the model computes in. `logp` may
   # hold anything outside the mask, NaN too.
   logp = jnp.where(batch.mask, at_least_float32(logp), 0)
   logp = jnp.maximum(logp, _LEAST_LOGP)
   if entropy is not None:
     entropy = jnp.where(batch.mask, at_least_float32(entropy), 0)
+  if logp_top is not None:
+    logp_top = jnp.where(batch.mask[..., None], at_least_float32(logp_top), 0)
+    logp_top = jnp.maximum(logp_top, _LEAST_LOGP)
   # Without `logp_old` the ratio is exactly 1, in every dtype. A `logp_old` from
   # a pass of its own differs by rounding: measured in bfloat16 by up to 5.9e-3,
   # and then 38 % of the completions lie outside the clip range of GSPO before
   # the policy has moved.
   old = lax.stop_gradient(logp) if batch.logp_old is None else batch.logp_old
   terms = SurrogateTerms(
-    logp, logp - old, entropy, None, jnp.zeros_like(logp), {}
+    logp, logp - old, entropy, None, jnp.zeros_like(logp), {}, logp_top
   )
   with _checks.with_state(method, state, 'surrogate_loss'):
     terms = method.apply(terms, batch, state)

@@ -56,6 +56,8 @@ A teacher, a second model that scores what the policy has drawn:
 
 - `opd`: on-policy distillation, the teacher's log-probability as the credit of
   each token, alone or beside rewards (2306.13649, 2601.02780)
+- `gkd`: the KL to the teacher at each token, over its likeliest tokens, in
+  either direction (2306.13649)
 
 Another credit for a completion or for its tokens:
 
@@ -120,6 +122,8 @@ negative, and for what its transforms refuse besides.
 
 import math
 
+import jax.numpy as jnp
+
 from grpo_jax.losses import _ops
 from grpo_jax.losses._base import LossTransform
 from grpo_jax.losses._base import chain
@@ -164,7 +168,9 @@ from grpo_jax.losses._penalty import imitate_positives
 from grpo_jax.losses._penalty import maybe_kl
 from grpo_jax.losses._penalty import penalize_covariance
 from grpo_jax.losses._penalty import pull_to_old
+from grpo_jax.losses._stages import set_objective
 from grpo_jax.losses._teacher import add_teacher_advantage
+from grpo_jax.losses._teacher import add_teacher_top_kl
 from grpo_jax.losses._turns import add_credit_by_state
 from grpo_jax.losses._turns import leave_one_out_to_go
 from grpo_jax.losses._turns import mean_over_turns
@@ -193,6 +199,7 @@ __all__ = (
   'gcpo',
   'gdpo',
   'gigpo',
+  'gkd',
   'gmpo',
   'gpg',
   'grpo',
@@ -1049,6 +1056,40 @@ def opd(coefficient=1.0, reward_coefficient=0.0) -> LossTransform:
     add_teacher_advantage(coefficient, reward_coefficient),
     mean_over_tokens(),
     importance_weighted(),
+  )
+
+
+def gkd(direction='reverse', number=16) -> LossTransform:
+  r"""On-policy GKD: the KL to the teacher at each token that the policy draws.
+
+  .. math::
+    J = -\frac{1}{B} \sum_i \frac{1}{|o_i|} \sum_t KL_K(\pi \,\|\,
+      \pi_{teacher})(o_{i,<t})
+
+  :math:`KL_K` is over the teacher's `K` likeliest tokens and all others as one,
+  see `add_teacher_top_kl`. It is computed and not estimated, so its gradient
+  has no noise but that of which completions were drawn. Rewards are measured
+  and nothing else; for both, put `add_teacher_top_kl` behind another method.
+
+  The paper takes the whole vocabulary, and a divergence between the two
+  directions besides; part of its completions may come from a data set. Here the
+  policy draws all of them, as with its fraction of 1. As in its equation 2, all
+  completions weigh the same.
+
+  Args:
+    direction: `'reverse'`, or `'forward'`: KL(teacher || policy).
+    number: `K`.
+
+  References:
+    Agarwal et al., `On-Policy Distillation of Language Models
+    <https://arxiv.org/abs/2306.13649>`_, 2023
+  """
+  return chain(
+    # Of 1, as an update whose advantages are all 0 is skipped.
+    constant_advantage(1.0),
+    mean_over_sequences(),
+    set_objective(lambda terms, batch: jnp.zeros_like(terms.logp)),
+    add_teacher_top_kl(1.0, direction, number),
   )
 
 

@@ -356,6 +356,35 @@ def summed(x: jax.Array) -> jax.Array:
   return spread(whole(x))
 
 
+def vocabulary_parts(size: int) -> int:
+  """Into how many parts `tensor` splits a vocabulary, `on_shard`; else 1."""
+  if not on_shard():
+    return 1
+  parts = jax.sharding.get_abstract_mesh().shape['tensor']
+  return parts if size % parts == 0 else 1
+
+
+def on_vocabulary_parts(function: Callable[..., Any], x: jax.Array) -> Any:
+  """Calls a function on each of `vocabulary_parts` by itself.
+
+  Args:
+    function: `(part, number) -> arrays [R,N,K]`: of a part f[R,N,V/parts], and
+      its number i32[].
+    x: f[R,N,V].
+
+  Returns:
+    The arrays of all parts, one behind the other: [R,N,parts*K].
+  """
+  spec = PartitionSpec(None, None, 'tensor')
+  return jax.shard_map(
+    lambda x: function(x, jax.lax.axis_index('tensor')),
+    in_specs=spec,
+    out_specs=spec,
+    axis_names={'tensor'},
+    check_vma=False,
+  )(x)
+
+
 def _over_tensor(x, spec):
   mesh = jax.sharding.get_abstract_mesh()
   if not on_shard() or mesh.shape['tensor'] == 1:

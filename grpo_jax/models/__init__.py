@@ -26,14 +26,14 @@ from grpo_jax.models.config import flops_per_token
 from grpo_jax.models.config import state_bytes
 from grpo_jax.models.experts import balance
 from grpo_jax.models.experts import load_max
+from grpo_jax.models.protocol import LOGP
 from grpo_jax.models.protocol import Layered
 from grpo_jax.models.protocol import Model
 from grpo_jax.models.protocol import Routed
 from grpo_jax.models.protocol import Scores
-from grpo_jax.models.scores import Likeliest
+from grpo_jax.models.protocol import Wanted
 from grpo_jax.models.scores import chunk_positions
 from grpo_jax.models.scores import score
-from grpo_jax.models.scores import score_likeliest
 from grpo_jax.models.scores import score_routed
 from grpo_jax.models.transformer import Transformer
 
@@ -41,9 +41,9 @@ __all__ = (
   'CHUNK_TOKENS',
   'DeltaHeads',
   'Experts',
+  'LOGP',
   'LayerKind',
   'Layered',
-  'Likeliest',
   'LowRank',
   'MatrixAxes',
   'Model',
@@ -52,13 +52,13 @@ __all__ = (
   'Routed',
   'Scores',
   'Transformer',
+  'Wanted',
   'balance',
   'bytes_per_token',
   'chunk_positions',
   'flops_per_token',
   'load_max',
   'score',
-  'score_likeliest',
   'score_routed',
   'state_bytes',
 )

@@ -28,7 +28,9 @@ from grpo_jax.mesh import sharding
 from grpo_jax.models.axes import MatrixAxes
 from grpo_jax.models.layout import Layout
 from grpo_jax.models.layout import reached
+from grpo_jax.models.protocol import LOGP
 from grpo_jax.models.protocol import Scores
+from grpo_jax.models.protocol import Wanted
 from grpo_jax.models.scores import token_scores
 from grpo_jax.models.scores import without_ids
 
@@ -190,7 +192,7 @@ class Foreign:
     params: Params,
     layout: Layout,
     temperature: float = 1.0,
-    with_entropy: bool = False,
+    wanted: Wanted = LOGP,
     *,
     forward_mode: bool = False,
   ) -> Scores:
@@ -203,7 +205,7 @@ class Foreign:
       params: The tree that `from_nnx` returned.
       layout: From `layout.padded_rows`.
       temperature: The temperature of the sampler.
-      with_entropy: Whether to compute the entropy too.
+      wanted: What else is asked for.
       forward_mode: Not read: whether `jax.jvp` passes depends on the module.
     """
     del forward_mode
@@ -222,7 +224,8 @@ class Foreign:
     column = jnp.asarray(layout.column)[:, 0, :, None]
     logits = jnp.take_along_axis(logits, column, axis=1)
     target = jnp.asarray(layout.target)[:, 0]
-    scores = token_scores(logits / temperature, target, with_entropy)
+    wanted = jax.tree.map(lambda ids: ids[:, 0], wanted)
+    scores = token_scores(logits / temperature, target, wanted)
     return jax.tree.map(lambda x: x[:, None], scores)
 
   def shares_prompts(self, platform: str) -> bool:

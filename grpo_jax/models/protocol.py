@@ -11,6 +11,7 @@ so it may hold keys and values, or a state that does not grow.
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
@@ -31,17 +32,47 @@ Params = dict[str, Any]
 Path = tuple[str, ...]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+  """What is asked for beside the log-probability of each completion token.
+
+  It is a tree: `ids` are an array, and what else it says belongs to a program.
+
+  Attributes:
+    entropy: Whether the entropy is.
+    likeliest: How many of the likeliest tokens in each place, `K`.
+    ids: i32[R,C,T,K], tokens whose log-probabilities are, in the place of the
+      likeliest; None: none are.
+  """
+
+  entropy: bool = dataclasses.field(default=False, metadata=dict(static=True))
+  likeliest: int = dataclasses.field(default=0, metadata=dict(static=True))
+  ids: Array | None = None
+
+
+LOGP = Wanted()
+"""Nothing else."""
+
+
 class Scores(NamedTuple):
   """What the policy gives to each completion token, in nats.
 
+  What was not asked for is None; see `Wanted`.
+
   Attributes:
     logp: f32[R,C,T], log-probability of the token.
-    entropy: f32[R,C,T], of the distribution over the vocabulary at this place;
-      None if it was not asked for.
+    entropy: f32[R,C,T], of the distribution over the vocabulary at this place.
+    top_logp: f32[R,C,T,K], of the likeliest tokens, the likeliest first, or of
+      the ids that were given. That of the completion token is `logp`, to the
+      last bit.
+    top_ids: i32[R,C,T,K], the likeliest tokens.
   """
 
   logp: Array
-  entropy: Array | None
+  entropy: Array | None = None
+  top_logp: Array | None = None
+  top_ids: Array | None = None
 
 
 class Routed(NamedTuple):
@@ -65,7 +96,7 @@ class Score(Protocol):
     params: Params,
     layout: Layout,
     temperature: float = 1.0,
-    with_entropy: bool = False,
+    wanted: Wanted = LOGP,
     *,
     forward_mode: bool = False,
   ) -> Scores:
@@ -83,7 +114,7 @@ class ScoreRouted(Protocol):
     counted: Array,
     sampled: Array | None = None,
     temperature: float = 1.0,
-    with_entropy: bool = False,
+    wanted: Wanted = LOGP,
   ) -> tuple[Scores, Routed]:
     """See `scores.score_routed`."""
     ...

@@ -1,9 +1,8 @@
-"""Scores: log-probability and entropy of every completion token in a layout."""
+"""Scores: what a model says at every completion token of a layout."""
 
 from collections.abc import Sequence
 import math
 from typing import Any
-from typing import NamedTuple
 
 import jax
 from jax import lax
@@ -16,9 +15,11 @@ from grpo_jax.models import experts
 from grpo_jax.models.attention import over_layout
 from grpo_jax.models.layers import keep_products
 from grpo_jax.models.layout import Layout
+from grpo_jax.models.protocol import LOGP
 from grpo_jax.models.protocol import Layered
 from grpo_jax.models.protocol import Routed
 from grpo_jax.models.protocol import Scores
+from grpo_jax.models.protocol import Wanted
 
 Array = jax.Array
 
@@ -38,7 +39,7 @@ def score(
   params,
   layout: Layout,
   temperature: float = 1.0,
-  with_entropy: bool = False,
+  wanted: Wanted = LOGP,
   chunk_tokens: int | None = None,
   forward_mode: bool = False,
 ) -> Scores:
@@ -56,7 +57,7 @@ def score(
     layout: The rows. A slot without a completion gets numbers without meaning,
       which are finite.
     temperature: The temperature of the sampler.
-    with_entropy: Whether to compute the entropy too.
+    wanted: What else is asked for.
     chunk_tokens: Positions per chunk, all rows together; None: as many on each
       data shard as `chunk_positions` says.
     forward_mode: Whether `jax.jvp` will differentiate this; see
@@ -72,57 +73,7 @@ def score(
     over_layout(layout, model.config.attention, forward_mode=forward_mode),
   )
   return _score_hidden(
-    model, params, layout, hidden, temperature, with_entropy, chunk_tokens
-  )
-
-
-class Likeliest(NamedTuple):
-  """Completion tokens, and the likeliest tokens in the place of each.
-
-  Attributes:
-    logp: f32[R,C,T], as `score` has it.
-    ids: i32[R,C,T,K], the likeliest first.
-    logp_of_ids: f32[R,C,T,K]; that of the completion token is `logp`, to the
-      last bit.
-  """
-
-  logp: Array
-  ids: Array
-  logp_of_ids: Array
-
-
-def score_likeliest(
-  model: Layered, params, layout: Layout, number: int, temperature: Any = 1.0
-) -> Likeliest:
-  """`score`, with the likeliest tokens at each place.
-
-  Args:
-    model: Whose log-probabilities.
-    params: Its parameters.
-    layout: The rows, which are not cut (see `shards.parts`).
-    number: How many tokens, `K`; at most those of the vocabulary.
-    temperature: The temperature of the sampler.
-  """
-
-  def found(logits, target):
-    logp = token_scores(logits, target, with_entropy=False).logp
-    log_mass = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    most, ids = lax.top_k(logits, number)
-    return Likeliest(logp, ids, most - log_mass)
-
-  hidden, _ = model.hidden(
-    params,
-    layout.tokens,
-    layout.position,
-    over_layout(layout, model.config.attention),
-  )
-  rows, slots, tokens = layout.column.shape
-  column = jnp.asarray(layout.column).reshape(rows, -1)
-  hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
-  target = jnp.asarray(layout.target).reshape(rows, -1)
-  scores = _in_chunks(model, params, hidden, target, temperature, found, None)
-  return jax.tree.map(
-    lambda x: x.reshape(rows, slots, tokens, *x.shape[2:]), scores
+    model, params, layout, hidden, temperature, wanted, chunk_tokens
   )
 
 
@@ -133,7 +84,7 @@ def score_routed(
   counted: Array,
   sampled: Array | None = None,
   temperature: float = 1.0,
-  with_entropy: bool = False,
+  wanted: Wanted = LOGP,
   chunk_tokens: int | None = None,
 ) -> tuple[Scores, Routed]:
   """`score` of a model with experts, and what its routers did.
@@ -150,7 +101,7 @@ def score_routed(
     sampled: i32[R,C,T], `experts.Routing.code` of the sampler at each; None if
       it is not known.
     temperature: The temperature of the sampler.
-    with_entropy: Whether to compute the entropy too.
+    wanted: What else is asked for.
     chunk_tokens: Positions per chunk, as in `score`.
 
   Returns:
@@ -171,7 +122,7 @@ def score_routed(
     counted=times,
   )
   scores = _score_hidden(
-    model, params, layout, hidden, temperature, with_entropy, chunk_tokens
+    model, params, layout, hidden, temperature, wanted, chunk_tokens
   )
   disagreement = None
   if sampled is not None:
@@ -184,18 +135,15 @@ def score_routed(
 
 
 def _score_hidden(
-  model, params, layout, hidden, temperature, with_entropy, chunk_tokens
+  model, params, layout, hidden, temperature, wanted, chunk_tokens
 ) -> Scores:
   """The scores of a layout from the outputs of the last layer, f[R,S,width]."""
   rows, slots, tokens = layout.column.shape
   few = layout.blocks is None and layout.tokens.shape[1] < slots * tokens
 
-  def score_of(logits, target):
-    return token_scores(logits, target, with_entropy)
-
-  def scored(hidden, target):
+  def scored(hidden, target, wanted):
     return _in_chunks(
-      model, params, hidden, target, temperature, score_of, chunk_tokens
+      model, params, hidden, (target, wanted), temperature, chunk_tokens
     )
 
   if few or shards.parts() > 1:
@@ -204,22 +152,56 @@ def _score_hidden(
     # each part scores the columns that it has.
     find = _columns if layout.own is None else _columns_of_trees
     hidden, target, place, here = find(layout, hidden)
-    scores = _taken(scored(hidden, target), place, here)
+    at_places = lambda ids: _brought(ids, place, here, target.shape[1])
+    wanted = jax.tree.map(at_places, wanted)
+    scores = _taken(scored(hidden, target, wanted), place, here)
   else:
     column = _places(layout, layout.column)[0].reshape(rows, slots * tokens)
     hidden = jnp.take_along_axis(hidden, column[:, :, None], axis=1)
-    target = layout.target.reshape(rows, slots * tokens)
-    scores = scored(hidden, target)
-  return jax.tree.map(lambda x: x.reshape(rows, slots, tokens), scores)
+    asked = layout.target, wanted
+    scores = scored(
+      hidden,
+      *jax.tree.map(
+        lambda x: jnp.asarray(x).reshape(rows, slots * tokens, *x.shape[3:]),
+        asked,
+      ),
+    )
+  return jax.tree.map(
+    lambda x: x.reshape(rows, slots, tokens, *x.shape[2:]), scores
+  )
+
+
+def _brought(ids: Array, place: Array, here: Array, number: int) -> Array:
+  """i32[R,C,T,K] -> i32[R,N,K]: of completion tokens, to their places.
+
+  Those of no token go to place 0, where no token is scored.
+
+  Args:
+    ids: Of completion tokens.
+    place: i32[R,C,T], their places.
+    here: bool[R,C,T], whether these are here.
+    number: `N`.
+  """
+  rows, *_, width = ids.shape
+  nothing = jnp.zeros((rows, number, width), ids.dtype)
+  at = jnp.where(here, place, number).reshape(rows, -1)
+  return jax.vmap(lambda x, at, new: x.at[at].set(new, mode='drop'))(
+    nothing, at, ids.reshape(rows, -1, width)
+  )
 
 
 def _taken(scores: Scores, place: Array, here: Array) -> Scores:
   """The scores at some places, from whichever part of the columns has them."""
   place, here = (x.reshape(x.shape[0], -1) for x in (place, here))
-  scores = jax.tree.map(lambda x: jnp.take_along_axis(x, place, axis=1), scores)
+  like = lambda flat, x: flat.reshape(*flat.shape, *(1,) * (x.ndim - 2))
+  scores = jax.tree.map(
+    lambda x: jnp.take_along_axis(x, like(place, x), axis=1), scores
+  )
   if shards.parts() == 1:
     return scores
-  scores = jax.tree.map(lambda x: jnp.where(here, x, 0), scores)
+  scores = jax.tree.map(
+    lambda x: jnp.where(like(here, x), x, jnp.zeros_like(x)), scores
+  )
   return shards.sum_columns(scores)
 
 
@@ -318,8 +300,8 @@ def _following(tokens: Array) -> Array:
 
 
 def _in_chunks(
-  model, params, hidden, target, temperature, score_of, chunk_tokens
-) -> Any:
+  model, params, hidden, asked, temperature, chunk_tokens
+) -> Scores:
   """The scores of some positions of all rows at a time.
 
   A chunk cuts the positions and not the rows, because the rows may be split
@@ -329,9 +311,8 @@ def _in_chunks(
     model: The model.
     params: Its parameters.
     hidden: f[R,N,W], outputs of the last layer at N positions.
-    target: i32[R,N], the token to be scored at each.
+    asked: The token to be scored at each, i32[R,N], and what else is `Wanted`.
     temperature: The temperature of the sampler.
-    score_of: From logits f32[R,n,V] and tokens i32[R,n] to scores [R,n,...].
     chunk_tokens: Positions per chunk, as in `score`.
 
   Returns:
@@ -340,9 +321,9 @@ def _in_chunks(
 
   params = model.head_params(params)  # once, and not for every chunk
 
-  def chunk_scores(hidden, target):
+  def chunk_scores(hidden, asked):
     logits = model.head(params, hidden) / temperature
-    return score_of(logits, target)
+    return token_scores(logits, *asked)
 
   rows, number, width = hidden.shape
   vocab = jax.eval_shape(model.head, params, hidden).shape[-1]
@@ -350,16 +331,18 @@ def _in_chunks(
   budget = positions * sharding.current_row_shards()
   size = max(1, (chunk_tokens or budget) // rows)
   if number <= size:  # one chunk: no loop, and its logits may be kept
-    return keep_products(chunk_scores)(hidden, target)
+    return keep_products(chunk_scores)(hidden, asked)
   chunks = math.ceil(number / size)
   more = chunks * size - number  # chunks have one shape; the last is padded
-  hidden = jnp.pad(hidden, ((0, 0), (0, more), (0, 0)))
-  target = jnp.pad(target, ((0, 0), (0, more)))
-  hidden = jnp.moveaxis(hidden.reshape(rows, chunks, size, width), 1, 0)
-  target = jnp.moveaxis(target.reshape(rows, chunks, size), 1, 0)
+
+  def cut(x):
+    x = jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2)))
+    return jnp.moveaxis(x.reshape(rows, chunks, size, *x.shape[2:]), 1, 0)
+
   # No logits of several chunks are kept for the backward pass.
   scores = lax.map(
-    lambda chunk: jax.checkpoint(chunk_scores)(*chunk), (hidden, target)
+    lambda chunk: jax.checkpoint(chunk_scores)(*chunk),
+    jax.tree.map(cut, (hidden, asked)),
   )
   return jax.tree.map(
     lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, chunks * size, *x.shape[3:])[
@@ -386,13 +369,13 @@ def chunk_positions(vocab: int, width: int, platform: str) -> int:
   return max(128, _CHUNK_FLOATS // vocab)
 
 
-def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:
-  """Log-probability of the target, and the entropy, at each position.
+def token_scores(logits: Array, target: Array, wanted: Wanted) -> Scores:
+  """What is wanted of the target, and of the distribution, at each position.
 
   Args:
     logits: f32[R,N,V], already divided by the temperature.
     target: i32[R,N].
-    with_entropy: Whether to compute the entropy too.
+    wanted: What else is asked for; its ids are i32[R,N,K].
 
   Returns:
     `Scores` of shape [R,N].
@@ -402,11 +385,41 @@ def token_scores(logits: Array, target: Array, with_entropy: bool) -> Scores:
   # devices, and its gradient needs no scatter.
   chosen = jnp.arange(logits.shape[-1])[None, None] == target[..., None]
   logp = jnp.sum(jnp.where(chosen, logits, 0), axis=-1) - log_mass
-  if not with_entropy:
-    return Scores(logp, None)
-  log_policy = logits - log_mass[..., None]
-  entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
-  return Scores(logp, entropy)
+  entropy = top_logp = top_ids = None
+  if wanted.entropy:
+    log_policy = logits - log_mass[..., None]
+    entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, axis=-1)
+  if wanted.likeliest:
+    most, top_ids = _largest(logits, wanted.likeliest)
+    top_logp = most - log_mass[..., None]
+  elif wanted.ids is not None:
+    # A gather here, as masked sums would read all logits K times. A teacher may
+    # have ids that the policy lacks, and so never draws.
+    given = jnp.take_along_axis(
+      logits, wanted.ids, axis=-1, mode='fill', fill_value=UNUSED_LOGIT
+    )
+    top_logp = given - log_mass[..., None]
+  return Scores(logp, entropy, top_logp, top_ids)
+
+
+def _largest(logits: Array, number: int) -> tuple[Array, Array]:
+  """The largest logits f32[R,N,K] and their ids; of equal ones the first ids.
+
+  Where the vocabulary is split over `tensor`, each part finds its own, and only
+  these are compared with each other: `lax.top_k` alone would gather all logits.
+  """
+  vocab = logits.shape[-1]
+  parts = shards.vocabulary_parts(vocab)
+  if parts == 1 or number > vocab // parts:
+    return lax.top_k(logits, number)
+
+  def of_part(logits, part):
+    most, ids = lax.top_k(logits, number)
+    return most, ids + part * logits.shape[-1]
+
+  most, ids = shards.on_vocabulary_parts(of_part, logits)
+  most, place = lax.top_k(most, number)
+  return most, jnp.take_along_axis(ids, place, axis=-1)
 
 
 def without_ids(logits: Array, unused: Sequence[tuple[int, int]]) -> Array:

@@ -198,6 +198,11 @@ def _uniform(value: float, scalars: Mapping[str, float | None]) -> str:
   """Why nothing can be learned, as far as the accuracy tells."""
   if scalars.get('judged') == 0:
     return ''
+  # A teacher is learned from whatever the rewards are, unless it is a penalty
+  # beside them: updates without any advantage are skipped.
+  skipped = scalars.get('advantage_abs') == 0 and scalars.get('idle_steps')
+  if 'kl_teacher_k1' in scalars and not skipped:
+    return ''
   # Exactly 1 or 0: groups of equal rewards can be right in one and wrong in the
   # next.
   accuracy = scalars.get('accuracy')

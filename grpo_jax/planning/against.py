@@ -53,7 +53,7 @@ class Against(NamedTuple):
   devices: str  # as the run has noted them
   machine: roofline.Machine  # one device; on a CPU all of them together
   rollouts: int  # of which the medians are
-  sampling: Share | None  # None: by jobs, of whose devices it tells nothing
+  sampling: Share | None  # None: elsewhere, by jobs or servers
   learning: Share
 
 
@@ -124,9 +124,9 @@ def compare(directory: str) -> Against:
   )
   needs = _needs(config, parts, reads, shares)
   sampling, learning = _shares(rows, needs, machine)
-  jobs = bool(config.generator.listen)
+  elsewhere = bool(config.generator.listen) or config.engine.kind == 'http'
   return Against(
-    devices, machine, len(rows), None if jobs else sampling, learning
+    devices, machine, len(rows), None if elsewhere else sampling, learning
   )
 
 

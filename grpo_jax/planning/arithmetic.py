@@ -99,7 +99,8 @@ class Weights:
     older: Of the trained parameters of further versions by which rollouts may
       be drawn ahead, as decoding reads them; 0 if none are. On devices that
       sample alone all versions are cut over these devices; if jobs sample,
-      over the learner's, from which the jobs fetch them.
+      over the learner's, from which the jobs fetch them. If servers sample,
+      they are copies as the learner has them, for checkpoints.
     newer: Of the trained parameters as decoding reads them, that come while the
       ones before are still there; 0 if these are freed before.
     published: Of the trained parameters as they are published, on all devices
@@ -309,6 +310,9 @@ def _older(parts: Abstract, trained: Any) -> int:
   pace, own = run.draw.pace, run.config.generator.devices
   if run.config.generator.listen:
     return snapshots(pace) * landed(trained, run.mesh.size)
+  if run.config.engine.kind == 'http' and pace.ahead:
+    state = parts.updater.compiled.abstract
+    return snapshots(pace) * on_device(state.params)
   if not own and not pace.ahead:
     return 0
   number = snapshots(pace)
@@ -348,6 +352,8 @@ def _pools(parts: Abstract) -> tuple[list[Any], int, int]:
   """
   config, engine = parts.run.config, parts.engine
   if not config.environment.name or config.environment.max_turns == 1:
+    return [], 0, 0
+  if config.engine.kind == 'http':
     return [], 0, 0
   whole = parts.updater.joined(parts.updater.compiled.abstract.params)
   number = config.sampler.prompts * config.sampler.group
@@ -463,6 +469,10 @@ def _bytes(tree: Any, away: bool) -> int:
 
 LEARNING_STEPS = ('train_step', 'watched_step')
 _TOKEN_ARRAYS = 10  # [P,G,T] of 4 bytes that an update holds
+# Likewise for each of a teacher's likeliest tokens, read off what the compiler
+# needs: ids and log-probabilities, those of an optimizer batch, the policy's,
+# and their slope.
+_TOP_ARRAYS = 6
 
 
 class Arithmetic:
@@ -480,8 +490,10 @@ class Arithmetic:
     self.config = parts.run.config
     self.mesh = parts.run.mesh
     self.sampling_mesh: Any = parts.engine.mesh
-    # Whether jobs sample, and what learns is counted, or what draws in a job;
-    # and whether some devices sample while others learn.
+    # Whether servers of others sample; whether jobs do, and what learns is
+    # counted, or what draws in a job; and whether some devices sample while
+    # others learn.
+    self.served = self.config.engine.kind == 'http'
     self.jobs = bool(self.config.generator.listen)
     self.apart = self.jobs or self.config.generator.devices > 0
     self.platform = sharding.platform(self.mesh)
@@ -648,6 +660,8 @@ class Arithmetic:
     Drawing ahead on the same device, it holds weights and caches while updates
     run too.
     """
+    if self.served:
+      return {}
     weights = {'sampler weights': float(self.weights.sampled)}
     cache, admitted = {'cache': self.cache}, {}
     if self.admits:
@@ -688,8 +702,11 @@ class Arithmetic:
       program: One of `compiling.PROGRAMS`.
     """
     if program == 'score_teacher':
-      away = float(self.weights.host_teacher)
-      return self.teacher.memory('score_all') | {'teacher from the host': away}
+      needs = self.teacher.memory('score_all')
+      needs['teacher from the host'] = float(self.weights.host_teacher)
+      if self._top_tokens:  # to order them takes a copy
+        needs['ordered logits'] = self.teacher._chunk
+      return needs
     if program.startswith('score'):
       return self._scoring(program)
     if program in LEARNING_STEPS:
@@ -745,13 +762,22 @@ class Arithmetic:
     How many chunks of logits lie side by side was read off what the compiler
     needs.
     """
-    vocab = self.model.vocab_size
-    chunk = 4.0 * self._chunk_positions * vocab / self.tensor
-    return 2.0 * self.weights.head + 3.0 * chunk
+    return 2.0 * self.weights.head + 3.0 * self._chunk
+
+  @property
+  def _chunk(self) -> float:
+    """A chunk of logits."""
+    return 4.0 * self._chunk_positions * self.model.vocab_size / self.tensor
+
+  @property
+  def _top_tokens(self) -> int:
+    """How many of a teacher's likeliest tokens the method reads."""
+    return self.parts.run.learn.learner.method.top_tokens
 
   @property
   def _token_arrays(self) -> float:
-    whole = 4.0 * _TOKEN_ARRAYS * self.prompts * self.group * self.tokens
+    number = _TOKEN_ARRAYS + _TOP_ARRAYS * self._top_tokens
+    whole = 4.0 * number * self.prompts * self.group * self.tokens
     axes = shards.position_axes(self.mesh, self.room)
     return whole / math.prod(self.mesh.shape[axis] for axis in axes)
 

@@ -301,7 +301,9 @@ def lowerings(parts: build.Abstract) -> dict[str, Callable[[], Lowered]]:
   sampler = run.draw
   params = update.joined(update.compiled.abstract.params)
   environment, drawn = run.config.environment, sampler.prompts // sampler.parts
-  if environment.name and environment.max_turns > 1:
+  if run.config.engine.kind == 'http':
+    drawing = {}
+  elif environment.name and environment.max_turns > 1:
     number = drawn * sampler.group
     drawing = parts.engine.lowering_of_calls(params, number, run.sampling)
   else:

@@ -102,8 +102,9 @@ def divide(
     Ranked: what fits before what does not, then by the time of a step.
 
   Raises:
-    ValueError: No division can be built.
+    ValueError: No division can be built, or servers sample.
   """
+  plans.check_not_served(config)
   reached = reached or Reached()
   found, problem = [], ''
   for best in _tried(config, topology):

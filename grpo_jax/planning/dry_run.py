@@ -67,8 +67,9 @@ def inspect(
   frozen = build.frozen_params(run)
   teacher = build.teacher_params(run, frozen)
   updater = build.updater(run, frozen, teacher=teacher)
-  sampling.loader(run, updater)(build.initial_params(run), 0)
-  rollout = sampling.first(run)
+  with sampling.closing(run):
+    sampling.loader(run, updater)(build.initial_params(run), 0)
+    rollout = sampling.first(run)
   assert rollout.failures is not None  # its rewards were called
   layouts = Layouts(
     updater.compiled, rollout, updater.layout, updater.spec.batches
@@ -163,6 +164,7 @@ def _memory_gib(
     # Where they lie, decoding reads one of them on a single device.
     shares = run.sampling_mesh.size == 1 and not run.draw.pace.inflight
     shares = shares and not run.config.generator.listen
+    shares = shares and run.config.engine.kind == 'local'
     number = arithmetic.snapshots(run.draw.pace) - shares
     size = arithmetic.on_device(sampling.abstract_snapshot(run, updater))
     name = 'older parameters' + ' (where others sample)' * apart

@@ -255,6 +255,7 @@ def plan(
   if config.generator.listen and not jobs:
     jobs = Jobs(1, topology.some(1))
   if jobs:
+    check_not_served(config)
     if own := config.generator.devices:
       raise ValueError(
         f'config.generator.devices={own} and {jobs.number} jobs that sample; '
@@ -271,6 +272,16 @@ def plan(
   )
   made = Plan(topology, dict(mesh.shape), counted, programs)
   return made if estimate else compiled(made, tell)
+
+
+def check_not_served(config: Config) -> None:
+  """Raises a ValueError if servers sample, so that nobody else does."""
+  if config.engine.kind == 'http':
+    raise ValueError(
+      "config.engine.kind='http' lets servers sample, so no devices are "
+      'divided and no jobs sample; leave --split and --generators out, or give '
+      "'local'."
+    )
 
 
 def _with_jobs(config: Config, topology: Topology, jobs: Jobs) -> Plan:
@@ -404,23 +415,28 @@ def count_calls(counted: Arithmetic) -> dict[str, int]:
   Programs that take no time worth mentioning are left out. Of an environment
   one turn of each episode is counted, behind a prompt of full length.
   """
-  update, schedule = counted.parts.updater, counted.schedule
-  starts = counted.starts
-  # Where others sample, the learner's part of it is that of `divide`.
-  calls = {} if counted.apart else {'prepare': 1}
-  if counted.pools:
-    calls |= {'read': counted.reads, 'decode': starts}
-  else:
-    calls |= {'prefill': starts, 'decode': starts}
-    if len(counted.rooms) > 1:
-      calls['grow'] = starts * (len(counted.rooms) - 1)
-    if schedule.sizes:
-      calls['regroup'] = 0
+  update = counted.parts.updater
+  calls = {} if counted.served else _count_drawing(counted)
   for name in programs.scoring_names(update):
     calls[name] = calls.get(name, 0) + counted.config.learner.batches
   if update.spec.watch_steps > 1:
     calls['watched_step'] = 0
   return {**calls, 'train_step': counted.updates}
+
+
+def _count_drawing(counted: Arithmetic) -> dict[str, int]:
+  """As `count_calls`, of the programs that draw."""
+  starts = counted.starts
+  # Where others sample, the learner's part of it is that of `divide`.
+  calls = {} if counted.apart else {'prepare': 1}
+  if counted.pools:
+    return calls | {'read': counted.reads, 'decode': starts}
+  calls |= {'prefill': starts, 'decode': starts}
+  if len(counted.rooms) > 1:
+    calls['grow'] = starts * (len(counted.rooms) - 1)
+  if counted.schedule.sizes:
+    calls['regroup'] = 0
+  return calls
 
 
 # Parts of memory.
@@ -546,10 +562,11 @@ def to_json(made: Plan) -> dict[str, Any]:
     'fits': made.fits if made.is_whole else None,
     'device_gib': made.capacity / GIB,
     'host_gib': counted.on_host / GIB,
-    'parked_gib': counted.parked / GIB,
+    'parked_gib': made.sampler.parked / GIB,
     'largest': made.largest.name,
     'waste': wasted(made),
     'jobs': made.jobs.number if made.jobs else 0,
+    'servers': len(counted.config.engine.urls),
     'draw_secs': made.draw_secs,
     'learn_secs': made.learn_secs,
     'sync': sync_json(made),

@@ -47,11 +47,16 @@ def sentences(
   axes = drawing.parts.engine.model.logical_axes
   read = drawing.parts.engine.decoding_params(_params(drawing))
   mesh, sampling = counted.mesh, drawing.sampling_mesh
-  return [
+  learning = [
     *_copies('The learner', _params(counted), axes, mesh, sharding.RULES),
+    *_idle(counted, devices),
+  ]
+  if counted.served:
+    return learning
+  return [
+    *learning,
     *_copies('Sampling', read, axes, sampling, sharding.DECODING_RULES),
     *_cache(drawing),
-    *_idle(counted, devices),
     *_drawing_nothing(drawing),
   ]
 

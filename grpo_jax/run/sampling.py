@@ -1,6 +1,7 @@
 """What draws the rollouts of a run, and its answers to held-out problems."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import functools
@@ -166,6 +167,16 @@ def asks_servers(run: build.Run) -> bool:
   return isinstance(run.engine, HttpEngine)
 
 
+@contextlib.contextmanager
+def closing(run: build.Run) -> Iterator[None]:
+  """Leaves nothing with servers of others at its end, if they draw."""
+  try:
+    yield
+  finally:
+    if isinstance(run.engine, HttpEngine):
+      run.engine.close()
+
+
 def greet(
   run: build.Run, updater: Updater, params: Any, version: int
 ) -> handshake.Report:
@@ -257,7 +268,8 @@ def sampled(run: build.Run, prompt_state: PromptState, step: int) -> Drawn:
       rng = random_keys.generator(spec.seed, 'shuffle rewards', step)
       rollout = rollout_lib.shuffle_rewards(rollout, rng)
     if run.taught is not None:
-      rollout = teacher_field.with_scores(rollout, run.taught)
+      top = run.learn.learner.method.top_tokens
+      rollout = teacher_field.with_scores(rollout, run.taught, top)
     return batch_fields.with_fields(rollout, records, run.fields)
 
   rollout, prompt_state, counts = dynamic_sampling.draw(

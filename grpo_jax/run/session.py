@@ -45,6 +45,7 @@ from grpo_jax.run.build import rewards as build_rewards
 from grpo_jax.run.build import teacher as build_teacher
 from grpo_jax.run.jobs import learning as learning_jobs
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import earlier
 from grpo_jax.run.keep import fingerprints
 from grpo_jax.run.keep import objects as objects_lib
 from grpo_jax.run.keep import workdir as workdir_lib
@@ -104,7 +105,9 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
       config=config, workdir=workdir, replay=replay, peers=peers
     )
     _fetch(config, screen, peers)
-    run, updater = _built(config, start.objects, screen, peers)
+    # Of a replay the answers to held-out problems are drawn here.
+    draws = not config.generator.listen or replay is not None
+    run, updater = _built(config, start.objects, screen, peers, draws)
     if replay is not None:
       replay_lib.require_fields(replay, [field.name for field in run.fields])
     run, config = _joined(run, start), run.config
@@ -112,11 +115,7 @@ def opened(start: Start) -> Iterator[tuple[Session, Progress | None]]:
     write = export.writer(run, peers)
     push = export.pusher(run.export, write, workdir, screen.line, peers)
     # After building, so that a config that cannot be built leaves no workdir.
-    with peers.together():
-      stack.enter_context(
-        workdir_lib.claimed(workdir, config, start.objects, start.allowed)
-      )
-    workdir_lib.check_shared(workdir, peers)
+    _claim(stack, run, start)
     saves, saved = _restored(stack, screen, run, updater, start)
     updater, found = _with_frozen(run, updater, screen, saved, peers)
     progress = progress_lib.restored(saved, updater.layout) if saved else None
@@ -182,13 +181,14 @@ def _built(
   objects: objects_lib.Objects,
   screen: monitor_lib.Screen,
   peers: processes.Processes = processes.ALONE,
+  draws: bool = True,
 ) -> tuple[build.Run, Updater]:
   """The parts of a run; the screen says what they are."""
   with screen.phase('finding devices'):
     devices = jax.devices()
   screen.fact('devices', f'{len(devices)} x {devices[0].device_kind}')
   with screen.phase('building the model and the data'):
-    run = build.run(config, objects, shares=peers.number > 1)
+    run = build.run(config, objects, shares=peers.number > 1, draws=draws)
     # Shapes alone: what is beside adapters is read after the checkpoint.
     frozen = build.abstract_params(run).frozen
     teacher = build.abstract_teacher(run, frozen)
@@ -263,15 +263,27 @@ def _with_processes(
   run: build.Run, stack: contextlib.ExitStack, screen: monitor_lib.Screen
 ) -> build.Run:
   """The run with what judges and plays for it in processes of their own."""
+  stack.enter_context(sampling.closing(run))
   if isinstance(run.engine, HttpEngine):
     run.engine.tell = screen.line
-    stack.callback(run.engine.versions.close)
   if run.jobs.listen:  # jobs have processes of their own
     return run
   # Early, so that they import the judges while this process compiles.
   workers = stack.enter_context(build_rewards.workers(run.limits, run.rewards))
   player = stack.enter_context(build_environment.player(run.environment))
   return dataclasses.replace(run, workers=workers, player=player)
+
+
+def _claim(stack: contextlib.ExitStack, run: build.Run, start: Start) -> None:
+  """Claims the workdir, and what earlier starts have left elsewhere."""
+  workdir, peers = pathlib.Path(start.workdir), start.peers
+  with peers.together():
+    stack.enter_context(
+      workdir_lib.claimed(workdir, run.config, start.objects, start.allowed)
+    )
+  workdir_lib.check_shared(workdir, peers)
+  if isinstance(run.engine, HttpEngine):
+    earlier.recognise(workdir, run.engine.versions)
 
 
 def _restored(

@@ -392,6 +392,6 @@ async def _known_errors(wanted: Awaitable[Any]) -> Any:
       503, 'Generation is paused; ask again after it resumes.'
     ) from error
   except desk_lib.Closed as error:
-    raise wire.Refused(503, 'The server is ending; ask another one.') from error
+    raise wire.Refused(503, wire.ENDING) from error
   except ValueError as error:
     raise wire.Refused(400, str(error)) from error

@@ -512,7 +512,7 @@ async def _unless(gone: Any, wanted: Any) -> Any:
 def _refusal(work: Any) -> wire.Refused | None:
   """Why there are no answers; None if there are."""
   if work.cancelled():
-    return wire.Refused(503, 'The server is ending; ask another one.')
+    return wire.Refused(503, wire.ENDING)
   error = work.exception()
   if error is None or isinstance(error, wire.Refused):
     return error

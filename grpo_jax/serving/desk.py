@@ -113,6 +113,10 @@ class Desk:
     engine: With parameters, and one that `queues`. Nobody else uses it.
     score: Scores texts that are known.
     rows: How many requests are drawn at once, at most; others wait.
+
+  Attributes:
+    is_paused: Whether it draws nothing for a while.
+    is_closed: Whether it draws no more.
   """
 
   def __init__(self, engine: engines.Engine, score: Scorer, rows: int):
@@ -128,7 +132,7 @@ class Desk:
     # The last request that has finished, while nothing else is drawn: an
     # engine that keeps nothing gives up its caches, and makes them anew.
     self._kept: int | None = None
-    self._is_closed = False
+    self.is_closed = False
     self._thread = threading.Thread(target=self._run, name='desk', daemon=True)
 
   def __enter__(self) -> 'Desk':
@@ -136,7 +140,7 @@ class Desk:
     return self
 
   def __exit__(self, *_) -> None:
-    self._is_closed = True
+    self.is_closed = True
     self._inbox.put(None)
     self._thread.join(_END_SECS)
     self._refuse_waiting()
@@ -234,9 +238,11 @@ class Desk:
     return await work.future
 
   def _put(self, what: Any) -> None:
-    if self._is_closed:
+    if self.is_closed:
       raise Closed
     self._inbox.put(what)
+    if self.is_closed and not self._thread.is_alive():
+      self._refuse_waiting()  # it ended meanwhile, and nobody takes this
 
   def _run(self) -> None:
     while self._take():
@@ -261,7 +267,7 @@ class Desk:
 
   def _take(self) -> bool:
     """Does what others want; waits if nothing is drawn. False: it ends."""
-    while not self._is_closed:
+    while not self.is_closed:
       self._begin()
       try:
         what = self._inbox.get(block=not self._jobs)
@@ -281,7 +287,7 @@ class Desk:
 
   def _begin(self) -> None:
     """Submits what waits, as far as one policy draws it."""
-    while self._later and not self._is_closed:
+    while self._later and not self.is_closed:
       job = self._later[0]
       if job.policy not in self._policies:
         error = ValueError(f'There is no policy {job.policy!r:.80} here.')
@@ -319,9 +325,11 @@ class Desk:
     for job in self._later:
       _tell(job.loop, _end, job.future, Closed())
     self._later = []
-    while not self._inbox.empty():
-      if isinstance(what := self._inbox.get(), _Job | _Text | _Work):
-        _tell(what.loop, _end, what.future, Closed())
+    with contextlib.suppress(queue.Empty):
+      while True:  # several threads may do this: whoever comes late waits not
+        what = self._inbox.get_nowait()
+        if isinstance(what, _Job | _Text | _Work):
+          _tell(what.loop, _end, what.future, Closed())
 
   def _submit(self, job: _Job) -> None:
     if job.future.cancelled():

@@ -8,8 +8,10 @@ ids are `/v1/completions` as ever.
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
+import functools
 from typing import Any
 
+from grpo_jax.serving import desk as desk_lib
 from grpo_jax.serving import wire
 from grpo_jax.serving.answering import Answering
 from grpo_jax.serving.app import Client
@@ -50,7 +52,7 @@ class EngineCalls:
 
   def routes(self) -> dict[str, Do]:
     """What is posted where."""
-    return {
+    every = {
       '/generate': self.generate,
       '/update_weights_from_disk': self.update_weights,
       '/load_lora_adapter': self.load_adapter,
@@ -63,6 +65,19 @@ class EngineCalls:
       '/reset_prefix_cache': self.reset_prefix_cache,
       '/update_weight_version': self.name_weights,
     }
+    return {
+      path: functools.partial(self._unless_closed, do)
+      for path, do in every.items()
+    }
+
+  async def _unless_closed(self, do: Do, body: Mapping[str, Any]) -> Any:
+    """What a call answers; a desk that draws no more takes none."""
+    try:
+      if self._desk.is_closed:
+        raise desk_lib.Closed
+      return await do(body)
+    except desk_lib.Closed as error:
+      raise wire.Refused(503, wire.ENDING) from error
 
   async def generate(self, body: Mapping[str, Any]) -> Any:
     """SGLang's `/generate`, of one prompt by ids."""

@@ -36,6 +36,7 @@ _UNKNOWN = (
   'web_search_options', 'suffix', 'guided_json', 'guided_regex',
   'guided_choice', 'guided_grammar', 'structured_outputs',
 )  # fmt: skip
+ENDING = 'The server is ending; ask another one.'
 _MOST_STOPS = 16
 _MOST_TOP = 20
 _LEAST_LOGP = -9999.0  # JSON has no infinity

@@ -193,8 +193,8 @@ def sample(args, model, params, told):
 def train(args, model, params, completions, told):
   """How fast one optimizer step over all completions is."""
 
-  def score(params, rows, with_entropy):
-    return models.score(model, params, rows, 1.0, with_entropy)
+  def score(params, rows, wanted):
+    return models.score(model, params, rows, 1.0, wanted)
 
   learner = Learner(
     losses.methods.grpo(kl_coefficient=0),

@@ -32,7 +32,9 @@ from tests.bench import tables  # noqa: E402
 
 HEAD = 'case', 'draw, s', 'learn, s', 'step, s', 'step / longer', 'sum / step'
 FIRST = 3  # rollouts that are not timed: programs are compiled in them
-LEARNER, GENERATOR = sorted(os.sched_getaffinity(0))[:2]
+# On one core they are the same, which `main` refuses.
+CORES = sorted(os.sched_getaffinity(0))
+LEARNER, GENERATOR = CORES[0], CORES[-1]
 
 
 def pinned(core: int, *words: str, **more) -> subprocess.Popen:
@@ -84,6 +86,8 @@ def main() -> None:
   parser.add_argument('--turns', type=int, default=3)
   parser.add_argument('--steps', type=int, default=8)
   args = parser.parse_args()
+  if LEARNER == GENERATOR:
+    parser.error('there is one core, and two are needed')
   lines = [HEAD, ['---'] * len(HEAD)]
   for case in args.cases:
     for _ in range(args.turns):

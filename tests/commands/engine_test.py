@@ -16,10 +16,7 @@ from tests.serving import served
 NAMES = conformance_test.NAMES
 
 
-@pytest.fixture(scope='module')
-def ours():
-  with served.opened(served.config_to_serve()) as found:
-    yield found
+ours = pytest.fixture(scope='module')(served.smallest)
 
 
 @pytest.mark.parametrize('dialect', ['vllm', 'sglang'])

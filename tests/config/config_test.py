@@ -321,8 +321,8 @@ def test_every_config_file_resolves_and_opens_with_its_command(
     assert module.__doc__.startswith('grpo-jax plan --config=configs/plan.py')
     return
   measured = path.stem in (
-    *('agent_openai_agents', 'arithmetic', 'calculator', 'gemma3_270m'),
-    *('guess_number', 'reasoning_gym', 'smollm2', 'tictactoe'),
+    *('agent_openai_agents', 'arithmetic', 'calculator', 'distill'),
+    *('gemma3_270m', 'guess_number', 'reasoning_gym', 'smollm2', 'tictactoe'),
   )
   assert measured != ('Not yet run' in module.__doc__)
   assert measured or 'Hardware: ' in module.__doc__

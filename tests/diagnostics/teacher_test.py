@@ -29,3 +29,17 @@ def test_a_kl_to_a_teacher_has_the_forms_of_one_to_a_reference():
     assert found.regulariser == f'0.3 {form}'
     assert found.advantage == 'n/(n-1) (r - mean)'
   assert row(losses.methods.rloo()).regulariser == 'none'
+
+
+def test_the_kl_over_likeliest_tokens_is_told_by_its_direction():
+  found = row(losses.methods.gkd())
+  assert (
+    found.regulariser == '1 KL(pi, teacher)' and found.weight == '1/(B L_i)'
+  )
+  assert found.ratio.startswith('not measured')
+  found = row(losses.methods.gkd('forward', 3))
+  assert found.regulariser == '1 KL(teacher, pi)'
+  penalty = losses.add_teacher_top_kl(0.3, 'forward')
+  found = row(losses.chain(losses.methods.rloo(), penalty))
+  assert found.regulariser == '0.3 KL(teacher, pi)'
+  assert found.advantage == 'n/(n-1) (r - mean)'

@@ -107,6 +107,8 @@ def test_many_positions_are_scored_in_chunks(monkeypatch):
     np.full((1, 1), 255, np.int32),
     256,
   )
-  found = models.score_likeliest(model, params, rows, 5, jnp.float32(1))
+  found = models.score(
+    model, params, rows, jnp.float32(1), models.Wanted(likeliest=5)
+  )
   np.testing.assert_allclose(found.logp[0, 0, :127], whole.logp, atol=1e-5)
-  np.testing.assert_array_equal(found.ids[0, 0, :127], whole.top_ids)
+  np.testing.assert_array_equal(found.top_ids[0, 0, :127], whole.top_ids)

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_jax import data
 from grpo_jax import engines
+from grpo_jax import models
 from grpo_jax.engines.local import next_token as next_token_lib
 from grpo_jax.mesh import sharding
 from grpo_jax.models import layout
@@ -133,14 +134,14 @@ def test_sampler_and_learner_agree_without_them(kind):
       drawn = drawing.completions(engine, PROMPTS, OPTIONS, group=8)
       rows = layout.padded_rows(PROMPTS, drawn.tokens, drawn.length, 16)
       of_rows = own.model.score
-      score = jax.jit(lambda *given: of_rows(*given, 0.8, True))
+      score = jax.jit(lambda *given: of_rows(*given, 0.8, models.Wanted(True)))
       scores = score(own.params, rows)
     else:
       engine = engines.LocalEngine(model(), (8,), (16,))
       engine.load(params(), version=0)
       drawn = drawing.completions(engine, PROMPTS, OPTIONS, group=8)
       rows = layout.shared_prompt(PROMPTS, drawn.tokens, drawn.length, 8)
-      scores = tiny.score(model(), params(), rows, 0.8, True)
+      scores = tiny.score(model(), params(), rows, 0.8, models.Wanted(True))
   here = np.arange(drawn.tokens.shape[-1]) < drawn.length[:, :, None]
   assert not np.isin(drawn.tokens[here], NEVER).any()
   for name in ('logp', 'entropy'):
@@ -155,7 +156,10 @@ def test_they_get_no_gradient():
 
   def loss(head):
     scores = tiny.score(
-      model(), {**params(), 'head': head}, rows, with_entropy=True
+      model(),
+      {**params(), 'head': head},
+      rows,
+      wanted=models.Wanted(entropy=True),
     )
     return jnp.sum(scores.logp) + jnp.sum(scores.entropy)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax import monitor
 from grpo_jax import optim
 from grpo_jax.learner import gradient as gradient_lib
@@ -58,7 +59,7 @@ def make_probe(learner):
     path = jax.tree.map(jnp.add, coasted.moved, coasted.decayed)
 
     def along(rows):
-      score = lambda p: learner.scoring.score_forward(p, rows, False).logp
+      score = lambda p: learner.scoring.score_forward(p, rows, models.LOGP).logp
       return jax.jvp(score, (state.params,), (path,))[1]
 
     after = gradient_lib.score_all(

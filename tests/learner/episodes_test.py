@@ -41,6 +41,7 @@ from tests.learning import make_learner
 from tests.learning import make_updater
 from tests.learning import score
 from tests.learning import spec
+from tests.learning import with_top
 
 MODEL = tiny.model(num_layers=1)
 PARAMS = tiny.params(MODEL)
@@ -245,7 +246,7 @@ def expected_gradient(method, rollout, scores, params):
 
     def loss(found):
       return losses.surrogate_loss(
-        method, found.logp, ready, state, found.entropy
+        method, found.logp, ready, state, found.entropy, found.top_logp
       )[0]
 
     found, back = jax.vjp(scores, params)
@@ -319,7 +320,9 @@ def of_bigram(seed, branches, width=6):
     logp_old=cut(rollout.batch.logp_old),
     logp_ref=cut(rollout.batch.logp_ref),
   )
-  return rollout._replace(batch=batch, previous=previous)
+  return with_top(
+    rollout._replace(batch=batch, previous=previous), bigram.VOCAB
+  )
 
 
 def of_bigram_by_itself(rollout):
@@ -335,9 +338,12 @@ def of_bigram_by_itself(rollout):
     policy = jax.nn.log_softmax(params['token'][last] + params['position'][at])
     logp = jnp.take_along_axis(policy, tokens[..., None], axis=-1)[..., 0]
     entropy = -jnp.sum(jnp.exp(policy) * policy, axis=-1)
-    return models.Scores(
-      *(jnp.where(rollout.batch.mask, x, 0) for x in (logp, entropy))
+    ids = rollout.batch.extras['teacher_top_ids']
+    top = jnp.take_along_axis(policy, ids, axis=-1)
+    logp, entropy = (
+      jnp.where(rollout.batch.mask, x, 0) for x in (logp, entropy)
     )
+    return models.Scores(logp, entropy, top)
 
   return scores
 
@@ -356,7 +362,7 @@ BIGRAM_CASES = [
     BIGRAM_CASES,
     {
       ('gspo', 'shared', 1), ('entropy', 'packed', 8),
-      ('gspo', 'shared copies', 8),
+      ('gspo', 'shared copies', 8), ('top', 'packed', 8),
     },
   ),
 )  # fmt: skip
@@ -379,11 +385,11 @@ def test_any_method_learns_from_trees(method, kind, devices):
 
 @pytest.mark.parametrize('kind', ['packed', 'packed copies'])
 def test_routers_count_a_token_in_one_of_its_slots(kind):
-  def score_routed(params, rows, with_entropy, counted, sampled):
+  def score_routed(params, rows, wanted, counted, sampled):
     del sampled
     number = jnp.sum(counted, dtype=jnp.float32)[None, None]
     routed = models.Routed(experts.Statistics(number, number), None)
-    return bigram.score(params, rows, with_entropy), routed
+    return bigram.score(params, rows, wanted), routed
 
   learner = bigram_learner(METHODS['grpo'](), score_routed=score_routed)
   rollout = of_bigram(0, 0.5)

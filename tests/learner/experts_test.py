@@ -37,6 +37,7 @@ from tests.learning import lowered_gradient
 from tests.learning import make_rollout
 from tests.learning import make_updater
 from tests.learning import spec
+from tests.learning import with_top
 
 MODEL = models.Transformer(tiny.EXPERTS)
 ONE = dataclasses.replace(
@@ -46,14 +47,14 @@ BALANCE = 0.5
 
 
 def make_learner(method='grpo', balance=BALANCE, mesh=None, model=MODEL):
-  def score(params, rows, with_entropy, forward_mode=False):
+  def score(params, rows, wanted, forward_mode=False):
     return models.score(
-      model, params, rows, 1.0, with_entropy, forward_mode=forward_mode
+      model, params, rows, 1.0, wanted, forward_mode=forward_mode
     )
 
-  def score_routed(params, rows, with_entropy, counted, sampled):
+  def score_routed(params, rows, wanted, counted, sampled):
     return models.score_routed(
-      model, params, rows, counted, sampled, 1.0, with_entropy
+      model, params, rows, counted, sampled, 1.0, wanted
     )
 
   forward = functools.partial(score, forward_mode=True)
@@ -115,25 +116,30 @@ def test_the_balance_does_not_depend_on_micro_batches(cut):
   assert uneven > 1.01
 
 
-def one_step(mesh=None):
+def one_step(method, mesh=None):
   """Without the odd layer at the end, which takes long to compile."""
   model = models.Transformer(dataclasses.replace(tiny.EXPERTS, num_layers=4))
-  learner, params = make_learner(mesh=mesh, model=model), tiny.params(model)
+  learner = make_learner(method, mesh=mesh, model=model)
+  params, rollout = tiny.params(model), make_rollout()
+  if method == 'top':
+    rollout = with_top(rollout, model.vocab_size)
   made = make_updater(learner, params, spec('padded', 8), watch_steps=1)
   state = made.compiled.init(params)
-  state, measured = learned(made, state, make_rollout(), 0)
+  state, measured = learned(made, state, rollout, 0)
   return state.params, metrics.to_scalars(measured)
 
 
 @pytest.mark.long
-def test_eight_devices_give_the_result_of_one():
-  expected, measured = one_step()
-  found, on_eight = one_step(dict(fsdp=2, expert=4))
+@pytest.mark.parametrize('method', ['grpo', 'top'])
+def test_eight_devices_give_the_result_of_one(method):
+  expected, measured = one_step(method)
+  found, on_eight = one_step(method, dict(fsdp=2, expert=4))
   gate = found['blocks'][0]['experts']['gate']
   assert gate.sharding.shard_shape(gate.shape) == (2, 2, 16, 20)
   tiny.assert_trees_close(jax.device_get(found), expected, 1e-5)
-  names = 'expert_balance', 'expert_load_max', 'overshoot_fresh'
-  assert measured.keys() >= {*names}
+  names = {'expert_balance', 'expert_load_max'}
+  names |= {'overshoot_fresh'} if method == 'grpo' else {'kl_teacher_top'}
+  assert measured.keys() >= names
   assert 'router_disagreement' not in measured  # nobody has sampled
   for metric, value in measured.items():
     np.testing.assert_allclose(

@@ -48,7 +48,7 @@ def whole(name):
   rows = layout.padded_rows(rollout.prompts, batch.tokens, rollout.length, 16)
 
   def loss(params):
-    scores = models.score(MODEL, params, rows, 1.0, True)
+    scores = models.score(MODEL, params, rows, 1.0, models.Wanted(entropy=True))
     logp = tiny.gather(scores.logp, rows, rollout.length)
     entropy = tiny.gather(scores.entropy, rows, rollout.length)
     return losses.surrogate_loss(method, logp, batch, state, entropy)[0]

@@ -27,6 +27,7 @@ from tests.learning import make_learner
 from tests.learning import make_rollout
 from tests.learning import make_updater
 from tests.learning import spec
+from tests.learning import with_top
 
 FANCY = {**tiny.FANCY, 'vocab_size': 64, 'num_layers': 4}
 CASES = [
@@ -74,6 +75,8 @@ def found(method, layout, mesh=None, make=transformer):
   )
   made = make_updater(learner, params, rows)
   rollout = make_rollout(width=WIDTH, of_bigram=make is of_bigram)
+  if method == 'top':
+    rollout = with_top(rollout, FANCY['vocab_size'])
   batch, state, _ = step.credit(learner, rollout.batch, learner.method.init())
   batch = losses.prepare(learner.method, batch, state)
   rows, used = layouts_of(made, rollout).stack(np.arange(4))
@@ -101,7 +104,7 @@ def check(given, expected):
   tiny.assert_trees_close(given.grads, expected.grads, 1e-5)
   np.testing.assert_allclose(given.loss, expected.loss, rtol=1e-5, atol=1e-6)
   mask = make_rollout(width=WIDTH).batch.mask
-  for name in ('logp', 'entropy'):
+  for name in ('logp', 'entropy', 'top_logp'):
     got, wanted = (getattr(one.scores, name) for one in (given, expected))
     assert (got is None) == (wanted is None)
     if got is not None:
@@ -118,6 +121,18 @@ def test_the_gradient_is_that_of_one_device(mesh, layout):
 @pytest.mark.parametrize('mesh, layout', MORE, ids=str)
 def test_the_gradient_on_more_meshes_is_that_of_one_device(mesh, layout):
   check(found('entropy', layout, mesh), on_one_device('entropy'))
+
+
+@pytest.mark.parametrize(
+  'mesh, layout',
+  [
+    *CASES,
+    *(pytest.param(*one, marks=pytest.mark.long) for one in MORE),
+  ],
+  ids=str,
+)
+def test_the_likeliest_tokens_are_those_of_one_device(mesh, layout):
+  check(found('top', layout, mesh), on_one_device('top'))
 
 
 @pytest.mark.long

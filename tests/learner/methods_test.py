@@ -152,7 +152,7 @@ def expected(name):
   )
 
   def scored(params):
-    scores = bigram.score(params, rows, learner.with_entropy)
+    scores = bigram.score(params, rows, learner.wanted(None))
     put = lambda x: tiny.gather(x, rows, bigram.rollout().length)
     return jax.tree.map(put, scores)
 
@@ -259,7 +259,7 @@ def scores_of(learner):
   rows = layout.padded_rows(
     rollout.prompts, rollout.batch.tokens, rollout.length, 16
   )
-  scores = bigram.score(bigram.params(), rows, learner.with_entropy)
+  scores = bigram.score(bigram.params(), rows, learner.wanted(None))
   return jax.tree.map(lambda x: tiny.gather(x, rows, rollout.length), scores)
 
 

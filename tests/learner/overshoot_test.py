@@ -81,7 +81,7 @@ def logp(params):
 
 @jax.jit
 def _logp(params, rows):
-  return bigram.score(params, rows, False).logp
+  return bigram.score(params, rows, models.LOGP).logp
 
 
 def two_steps(made, watch=True):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax.learner import metrics
 from grpo_jax.learner import policies
 from grpo_jax.learner import programs
@@ -52,7 +53,7 @@ def scored(by):
   rows = layout.padded_rows(
     rollout.prompts, rollout.batch.tokens, rollout.length, 16
   )
-  scores = bigram.score(params, rows, True)
+  scores = bigram.score(params, rows, models.Wanted(entropy=True))
   return jax.tree.map(lambda x: tiny.gather(x, rows, rollout.length), scores)
 
 
@@ -146,9 +147,9 @@ def test_each_requirement_is_supplied(case):
 def test_a_teacher_scores_a_rollout_once(anchor):
   """By its own model and parameters; the old policy is scored besides."""
 
-  def halved(params, rows, with_entropy):
+  def halved(params, rows, wanted):
     params = jax.tree.map(lambda x: x / 2, params)
-    return bigram.score(params, rows, with_entropy)
+    return bigram.score(params, rows, wanted)
 
   learner = bigram.make_learner(methods.opd())
   learner = dataclasses.replace(
@@ -203,7 +204,7 @@ def test_of_groups_in_stock_the_sampler_is_the_old_policy(anchor, known):
   np.testing.assert_array_equal(
     batch.extras['fresh'][inside], (version == 3)[inside]
   )
-  logp, entropy = scored('policy')
+  logp, entropy, *_ = scored('policy')
   if anchor == 'learner':
     whole = given.logp_sampler + given.extras['log_kept']
     logp = jnp.where(version == 3, logp, whole)

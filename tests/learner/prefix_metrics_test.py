@@ -25,8 +25,8 @@ from tests.learning import spec
 def table_learner(method):
   """Its parameters are the log-probabilities, one row for each completion."""
 
-  def score(params, rows, with_entropy):
-    del with_entropy
+  def score(params, rows, wanted):
+    del wanted
     nothing = dict(mode='fill', fill_value=0)
     return models.Scores(
       jnp.take(params['logp'], rows.completion, axis=0, **nothing), None

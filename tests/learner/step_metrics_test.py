@@ -243,10 +243,10 @@ def test_routers_are_compared_on_fresh_trained_tokens():
 # A "model" whose parameters are the log-probabilities: bitwise equal in every
 # layout, so that what differs is the metrics alone, and quick to compile.
 def table_learner(method, mesh=(1, 1, 1), **options):
-  def score(params, rows, with_entropy):
+  def score(params, rows, wanted):
     take = functools.partial(jnp.take, mode='fill', fill_value=0, axis=0)
     logp = take(params['logp'], rows.completion)
-    return models.Scores(logp, jnp.exp(logp) if with_entropy else None)
+    return models.Scores(logp, jnp.exp(logp) if wanted.entropy else None)
 
   return bigram.changed(
     bigram.make_learner(method, mesh),

@@ -114,9 +114,9 @@ def found(kind, layout, copies, mesh=()):
 
 
 def with_experts(learner, model):
-  def score_routed(params, rows, with_entropy, counted, sampled):
+  def score_routed(params, rows, wanted, counted, sampled):
     return models.score_routed(
-      model, params, rows, counted, sampled, 1.0, with_entropy
+      model, params, rows, counted, sampled, 1.0, wanted
     )
 
   scoring = Scoring(

@@ -85,6 +85,8 @@ METHODS = [
   _method('maxrl'),
   _method('opd'),
   _method('opd', coefficient=0.5, reward_coefficient=2.0),
+  _method('gkd'),
+  _method('gkd', direction='forward', number=3),
   _method('reinforce_pp', kl_coefficient=0.7),
   _method('reinforce_pp', kl_coefficient=0, **_SAMPLE),
   _method('reinforce_pp_baseline', kl_coefficient=0.7),
@@ -290,6 +292,22 @@ PARTS = [
       'add_teacher_kl-k3': ('k3',),
     }.items()
   ),
+  *(
+    Entry(
+      name,
+      _with(
+        losses.center_by_group(),
+        _WEIGHT,
+        losses.score_function(),
+        losses.add_teacher_top_kl(0.3, direction),
+      ),
+      oracles.PARTS[name],
+    )
+    for name, direction in {
+      'add_teacher_top_kl': 'reverse',
+      'add_teacher_top_kl-forward': 'forward',
+    }.items()
+  ),
   Entry(
     'center_to_go_by_group',
     _with(
@@ -363,8 +381,14 @@ def make_case(seed=0, prompts=4, group=4, tokens=6, spread=0.4) -> oracles.Case:
     turn_reward=rng.choice([0.0, 0.25, 0.5], (*shape[:2], TURNS)),
     turn_state=rng.integers(0, 5, (*shape[:2], TURNS)),
     logp_teacher=logp_old + spread * rng.standard_normal(shape),
+    teacher_top=-np.sort(rng.exponential(1.5, (*shape, TOPS)) + 2.5, axis=-1),
+    others=-4 - rng.exponential(1.0, (*shape, TOPS - 1)),
   )
   return garbage(case, np.nan)
+
+
+TOPS = 16
+"""Likeliest tokens of the teacher, each in a place of its own."""
 
 
 TURNS = 4
@@ -382,6 +406,11 @@ def garbage(case: oracles.Case, value) -> oracles.Case:
   owned = case.mask & case.valid[:, :, None]
   per_token = {
     name: np.where(owned, getattr(case, name), value) for name in _PER_TOKEN
+  }
+  per_token |= {
+    name: np.where(owned[..., None], getattr(case, name), value)
+    for name in ('teacher_top', 'others')
+    if getattr(case, name) is not None
   }
   reward = np.where(case.valid, case.reward, value)
   parts = np.where(case.valid[:, :, None], case.reward_parts, value)
@@ -410,10 +439,21 @@ def to_batch(case: oracles.Case, dtype=jnp.float64) -> losses.Batch:
       'updates_done': jnp.asarray(np.floor(4 * case.noise), dtype),
       'age': jnp.asarray(_age(case), dtype),
       'logp_teacher': jnp.asarray(case.logp_teacher, dtype),
+      'teacher_top_logp': jnp.asarray(case.teacher_top, dtype),
+      'others': jnp.asarray(case.others, dtype),
       **_turns(case, dtype),
     },
     **of_policies,
   )
+
+
+def logp_top(logp, batch):
+  """The policy's log-probabilities of the top tokens, by those of the sampled.
+
+  The first moves with `logp`, 3 nats below it: all have less than the mass 1.
+  """
+  others = jnp.asarray(batch.extras['others'], logp.dtype)
+  return jnp.concatenate([logp[..., None] - 3, others], axis=-1)
 
 
 def _age(case):
@@ -462,6 +502,7 @@ def loss_and_gradient(method, case, dtype=jnp.float64):
   entropy = jnp.asarray(case.entropy, dtype)
 
   def loss(logp):
-    return losses.surrogate_loss(method, logp, batch, state, entropy)[0]
+    top = logp_top(logp, batch)
+    return losses.surrogate_loss(method, logp, batch, state, entropy, top)[0]
 
   return jax.value_and_grad(loss)(logp)

@@ -373,7 +373,7 @@ def test_a_transform_of_ones_own_does_not_hide_an_order():
 
 RECORDS = {
   losses.Batch: '[P,G',
-  losses.SurrogateTerms: '[P,G,T]',
+  losses.SurrogateTerms: '[P,G,T',
   losses.SharedContext: '[P,G,N]',
   losses.SharedPrefix: '[P,G,T]',
   losses.Rows: '32[',

@@ -53,6 +53,8 @@ def batch():
     turn_reward=rng.choice([0.0, 0.25], (*shape[:2], 4)),
     turn_state=rng.integers(0, 4, (*shape[:2], 4)),
     logp_teacher=logp_old + 0.5 * rng.standard_normal(shape),
+    teacher_top=-np.sort(rng.exponential(1.5, (*shape, 16)) + 2.5, axis=-1),
+    others=-4 - rng.exponential(1.0, (*shape, 15)),
   )
 
 

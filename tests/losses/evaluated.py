@@ -75,7 +75,8 @@ def _every(entry, dtype) -> dict[Any, Found]:
     batch, state = cases.prepared(method, batch)
 
     def loss(logp):
-      return losses.surrogate_loss(method, logp, batch, state, entropy)[0]
+      top = cases.logp_top(logp, batch)
+      return losses.surrogate_loss(method, logp, batch, state, entropy, top)[0]
 
     return *jax.value_and_grad(loss)(logp), batch, state
 

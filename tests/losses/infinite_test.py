@@ -138,7 +138,12 @@ def test_rounding_errors_are_no_advantage(name):
     logp_old=same,
     logp_ref=same,
     logp_sampler=same,
-    extras={'updates_done': zeros, 'noise': zeros, 'logp_teacher': same},
+    extras={
+      'updates_done': zeros,
+      'noise': zeros,
+      'logp_teacher': same,
+      'teacher_top_logp': np.full((*shape, 16), -4.0, np.float32),
+    },
   )
   method = entry.make()
   advantage = jax.vmap(

@@ -115,7 +115,10 @@ def test_micro_batches_split_inside_groups_add_up(entry):
   @jax.vmap
   @jax.value_and_grad
   def piece_loss(logp, batch, entropy):
-    return losses.surrogate_loss(method, logp, batch, found.state, entropy)[0]
+    top = cases.logp_top(logp, batch)
+    return losses.surrogate_loss(
+      method, logp, batch, found.state, entropy, top
+    )[0]
 
   values, slopes = piece_loss(
     *jax.tree.map(pieces, (found.case.logp, found.batch, found.case.entropy))
@@ -132,7 +135,8 @@ def loss_and_gradient(method, batch, logp, entropy):
   batch, state = cases.prepared(method, batch)
 
   def objective(logp):
-    return losses.surrogate_loss(method, logp, batch, state, entropy)[0]
+    top = cases.logp_top(logp, batch)
+    return losses.surrogate_loss(method, logp, batch, state, entropy, top)[0]
 
   return jax.value_and_grad(objective)(logp)
 
@@ -228,8 +232,9 @@ def test_autodiff_equals_frozen_differences(entry, monkeypatch):
   monkeypatch.setattr(lax, 'stop_gradient', freeze)
 
   def loss(logp):
+    top = cases.logp_top(logp, found.batch)
     return losses.surrogate_loss(
-      method, logp, found.batch, found.state, entropy
+      method, logp, found.batch, found.state, entropy, top
     )[0]
 
   values = np.asarray(jax.vmap(loss, axis_name='shift')(shifted))

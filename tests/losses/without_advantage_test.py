@@ -34,7 +34,8 @@ def found(method):
 
   def of_policy(batch, logp, entropy):
     def loss(logp, entropy):
-      return losses.surrogate_loss(method, logp, batch, state, entropy)
+      top = cases.logp_top(logp, batch)
+      return losses.surrogate_loss(method, logp, batch, state, entropy, top)
 
     pull = jax.value_and_grad(loss, (0, 1), has_aux=True)
     (_, terms), slopes = pull(logp, entropy)

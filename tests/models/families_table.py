@@ -157,7 +157,7 @@ def markdown() -> str:
 
 def golden_architecture(case: str) -> str:
   """What the `config.json` of a golden model names."""
-  described = json.loads((golden.FOLDER / case / 'config.json').read_text())
+  described = json.loads((golden.folder(case) / 'config.json').read_text())
   return described['architectures'][0]
 
 

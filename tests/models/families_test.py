@@ -77,6 +77,11 @@ def test_the_front_page_counts_the_families():
   assert f'one of {len(families_table.ROWS)} families' in front.read_text()
 
 
+def test_models_are_missing_from_a_release_alone():
+  checkout = pathlib.Path(__file__).parents[2] / '.ci'
+  assert bool(golden.NAMES) == checkout.exists()
+
+
 def test_every_family_has_a_row_with_small_errors():
   named = {
     families_table.golden_architecture(case)

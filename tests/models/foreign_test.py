@@ -78,7 +78,7 @@ def test_sampler_and_learner_agree(kind):
   own, found = drawn(kind)
   rows = layout.padded_rows(PROMPTS, found.tokens, found.length, 16)
   with jax.default_matmul_precision('highest'):
-    scores = own.model.score(own.params, rows, 0.7, True)
+    scores = own.model.score(own.params, rows, 0.7, models.Wanted(True))
   assert len(set(found.length.ravel())) > 3  # ragged
   for name in ('logp', 'entropy'):
     expected = tiny.gather(getattr(scores, name), rows, found.length)
@@ -248,10 +248,13 @@ def test_scores_are_at_temperature_1_and_without_entropy_unless_asked():
   assert plain.entropy is None  # of a large vocabulary it takes memory
   expected = np.array([2, 0]) - np.log(np.exp(2) + 4)
   np.testing.assert_allclose(plain.logp[0, 0], expected, rtol=1e-6)
-  warm = model.score(params, rows, 2.0, True)
+  wanted = models.Wanted(True, ids=np.array([[[[2, 0], [3, 0]]]]))
+  warm = model.score(params, rows, 2.0, wanted)
   mass = np.exp(1) + 4
   expected = np.array([1, 0]) - np.log(mass)
   np.testing.assert_allclose(warm.logp[0, 0], expected, rtol=1e-6)
+  np.testing.assert_array_equal(warm.top_logp[..., 0], warm.logp)
+  np.testing.assert_allclose(warm.top_logp[..., 1], -np.log(mass), rtol=1e-6)
   np.testing.assert_allclose(
     warm.entropy[0, 0], np.log(mass) - np.exp(1) / mass, rtol=1e-6
   )

@@ -34,7 +34,7 @@ def scores_and_gradient(kind, is_fancy, group=4):
   rows = build(kind, prompts, tokens, length)
 
   def loss(params):
-    scores = tiny.score(model, params, rows, 0.7, with_entropy=True)
+    scores = tiny.score(model, params, rows, 0.7, models.Wanted(entropy=True))
     logp = tiny.gather(scores.logp, rows, length)
     entropy = tiny.gather(scores.entropy, rows, length)
     return jnp.sum(jnp.sin(logp)) + jnp.sum(entropy), (logp, entropy)

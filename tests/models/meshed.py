@@ -16,6 +16,9 @@ from grpo_jax.models import lora
 from tests import learning
 from tests.models.weights.parity_test import EXACT
 
+# See `cli.QUICK`.
+DEFAULTS = {'xla_cpu_enable_concurrency_optimized_scheduler': True}
+
 
 def errors(model: models.Transformer, params: Any) -> Iterator[float]:
   """The largest difference on each mesh, over the largest entry."""
@@ -71,5 +74,7 @@ def differentiated(
     for tree in (params, frozen)
   )
   with EXACT():
-    result = jax.jit(run)(params, frozen, batch, rows)
+    result = jax.jit(run, compiler_options=DEFAULTS)(
+      params, frozen, batch, rows
+    )
   return jax.device_get(result)

@@ -2,13 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 import numpy as np
 import optax
 import pytest
 
 from grpo_jax import models
+from grpo_jax.mesh import sharding
+from grpo_jax.mesh import shards
 from grpo_jax.models import layout
 from grpo_jax.models import scores
+from grpo_jax.planning import hlo
 from tests import tiny
 
 pytestmark = pytest.mark.quick
@@ -17,14 +22,138 @@ pytestmark = pytest.mark.quick
 def test_token_scores_closed_form():
   logits = jax.random.normal(jax.random.key(0), (1, 5, 7)) * 3
   target = jnp.array([[0, 6, 2, 2, 5]])
-  got = scores.token_scores(logits, target, with_entropy=True)
+  got = scores.token_scores(logits, target, models.Wanted(entropy=True))
   everything = jax.nn.log_softmax(logits)
   np.testing.assert_allclose(
     got.logp[0], everything[0, jnp.arange(5), target[0]], atol=1e-6
   )
   entropy = -jnp.sum(jnp.exp(everything) * everything, axis=-1)
   np.testing.assert_allclose(got.entropy, entropy, atol=1e-6)
-  assert scores.token_scores(logits, target, False).entropy is None
+  assert scores.token_scores(logits, target, models.LOGP).entropy is None
+
+
+def test_likeliest_tokens_and_given_ids_closed_form():
+  logits = jax.random.normal(jax.random.key(0), (2, 3, 7)) * 3
+  target = jnp.array([[0, 6, 2], [2, 5, 5]])
+  everything = np.asarray(jax.nn.log_softmax(logits))
+  order = np.argsort(-everything, axis=-1)[..., :4]
+  found = scores.token_scores(logits, target, models.Wanted(likeliest=4))
+  np.testing.assert_array_equal(found.top_ids, order)
+  given = scores.token_scores(logits, target, models.Wanted(ids=order))
+  wanted = np.take_along_axis(everything, order, axis=-1)
+  np.testing.assert_allclose(given.top_logp, wanted, atol=1e-6)
+  np.testing.assert_array_equal(given.top_logp, found.top_logp)
+  assert given.top_ids is None and given.entropy is None
+  own = scores.token_scores(
+    logits, target, models.Wanted(ids=target[..., None])
+  )
+  np.testing.assert_array_equal(own.top_logp[..., 0], own.logp)
+
+
+def test_an_id_that_the_policy_lacks_has_no_probability_and_no_slope():
+  logits, target = jnp.zeros((1, 1, 4)), jnp.zeros((1, 1), jnp.int32)
+  ids = jnp.array([[[1, 4, 9]]])
+
+  def logp(logits):
+    return scores.token_scores(logits, target, models.Wanted(ids=ids)).top_logp
+
+  found, pull = jax.vjp(logp, logits)
+  np.testing.assert_allclose(found[0, 0, 0], -np.log(4), rtol=1e-6)
+  assert np.all(found[0, 0, 1:] < -1e29)
+  (slope,) = pull(jnp.array([[[0.0, 1.0, 1.0]]]))
+  np.testing.assert_allclose(slope[0, 0], [-0.5] * 4)  # of the mass alone
+
+
+def over_tensor(function, *args, parts=4):
+  """Compiles a function on data shards whose vocabulary is split."""
+  mesh = sharding.make_mesh(tensor=parts)
+  is_split = args[0].shape[-1] % parts == 0
+  at = PartitionSpec(*(None, None, 'tensor') * is_split)
+
+  def run(logits, *args):
+    call = shards.call(
+      lambda logits, args: function(logits, *args),
+      in_specs=(PartitionSpec(),) * 2,
+      out_specs=PartitionSpec(),
+    )
+    with sharding.use(mesh):
+      return call(logits, args)
+
+  logits = jax.device_put(args[0], NamedSharding(mesh, at))
+  compiled = jax.jit(run).lower(logits, *args[1:]).compile()
+  text = compiled.as_text()
+  sent = sum(
+    one.bytes * one.times for one in hlo.Program(text, 1, parts).collectives()
+  )
+  return compiled(logits, *args[1:]), sent
+
+
+@pytest.mark.parametrize('vocab', [512, 510, 16])
+def test_a_vocabulary_that_is_split_sends_what_is_asked_for(vocab):
+  """Not its logits; 510 are not split, and of 16 a part has too few."""
+  rng, number = np.random.default_rng(0), 6
+  logits = rng.integers(0, 200, (2, 8, vocab)) / np.float32(16)  # with ties
+  target = jnp.zeros((2, 8), jnp.int32)
+  top = lambda logits: scores.token_scores(
+    logits, target, models.Wanted(likeliest=number)
+  )
+  expected = top(jnp.asarray(logits))
+  found, sent = over_tensor(top, logits)
+  np.testing.assert_array_equal(found.top_ids, expected.top_ids)
+  np.testing.assert_allclose(found.top_logp, expected.top_logp, atol=1e-6)
+  # Three sums for each place, and from each part the values and ids it found.
+  few = 4 * 16 * (3 + 2 * 4 * number)
+  assert sent <= few or vocab == 510
+
+  def slope(logits, ids):
+    def loss(logits):
+      asked = models.Wanted(ids=ids)
+      return jnp.sin(scores.token_scores(logits, target, asked).top_logp).sum()
+
+    # Not a plain sum, which is 0 for any slope in logits.
+    by_id = jnp.cos(jnp.arange(vocab))[None, None]
+    return jnp.sum(by_id * jax.grad(loss)(logits), axis=-1)
+
+  ids = expected.top_ids
+  expected = slope(jnp.asarray(logits), ids)
+  found, sent = over_tensor(slope, logits, ids)
+  assert np.abs(expected).min() > 1e-3
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  # The values themselves, and sums.
+  assert vocab == 510 or sent <= 4 * 16 * (4 + number)
+
+
+@pytest.mark.parametrize('kind', ['padded', 'shared', 'packed'])
+def test_given_ids_meet_their_tokens_in_every_row(kind):
+  """Packed rows have fewer columns than places, so they are scored there."""
+  model, rng = tiny.model(num_layers=1), np.random.default_rng(0)
+  params = tiny.params(model)
+  prompts, tokens, length = tiny.ragged()
+  tokens = np.pad(tokens, ((0, 0), (0, 0), (0, 10)))
+  rows = {
+    'padded': lambda: layout.padded_rows(prompts, tokens, length, 26),
+    'shared': lambda: layout.shared_prompt(prompts, tokens, length, 9),
+    'packed': lambda: layout.packed_rows(prompts, tokens, length, 30),
+  }[kind]()
+  ids = rng.integers(0, 40, (*tokens.shape, 3)).astype(np.int32)
+  of_rows = np.take(
+    ids.reshape(-1, *ids.shape[2:]), rows.completion, axis=0, mode='clip'
+  )
+  wanted = models.Wanted(entropy=True, ids=of_rows)
+  found = tiny.score(model, params, rows, wanted=wanted)
+  likeliest = models.Wanted(likeliest=40)
+  every = tiny.score(model, params, rows, wanted=likeliest)
+  order = np.argsort(every.top_ids, axis=-1)
+  by_id = np.take_along_axis(np.asarray(every.top_logp), order, axis=-1)
+  expected = np.take_along_axis(by_id, of_rows, axis=-1)
+  inside = np.zeros((length.size + 1, 16), bool)
+  inside[:-1] = (np.arange(16) < length[..., None]).reshape(-1, 16)
+  here = inside[rows.completion]
+  assert here.sum() == length.sum()
+  np.testing.assert_allclose(found.top_logp[here], expected[here], atol=1e-5)
+  np.testing.assert_array_equal(found.logp[here], every.logp[here])
+  own = np.take_along_axis(by_id, np.asarray(rows.target)[..., None], axis=-1)
+  np.testing.assert_allclose(found.logp[here], own[here][:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +166,9 @@ def test_chunks_change_nothing(chunk_tokens):
   rows = layout.padded_rows(*tiny.ragged(), 16)
 
   def run(params, size):
-    got = tiny.score(model, params, rows, 1.3, True, size)
+    got = tiny.score(
+      model, params, rows, 1.3, models.Wanted(entropy=True), size
+    )
     return jnp.sum(jnp.cos(got.logp)) + jnp.sum(got.entropy), got
 
   run = jax.grad(run, has_aux=True)
@@ -72,8 +203,8 @@ def test_temperature_is_inside_the_softmax():
   )
 
 
-@pytest.mark.parametrize('with_entropy', [False, True])
-def test_no_array_of_all_positions_times_the_vocabulary(with_entropy):
+@pytest.mark.parametrize('beside', ['nothing', 'entropy', 'ids'])
+def test_no_array_of_all_positions_times_the_vocabulary(beside):
   """The compiler's own figure, forward and backward, at V = 151,936."""
   vocab, prompts, group, tokens = 151_936, 4, 8, 128
   model = tiny.model(vocab_size=vocab)
@@ -85,11 +216,18 @@ def test_no_array_of_all_positions_times_the_vocabulary(with_entropy):
   )
   params = jax.eval_shape(model.init, jax.random.key(0))
 
-  def loss(params, rows):
-    got = tiny.score(model, params, rows, with_entropy=with_entropy)
-    return jnp.sum(got.logp) + jnp.sum(got.entropy if with_entropy else 0.0)
+  ids = jnp.zeros((*rows.target.shape, 16), jnp.int32)
+  wanted = {
+    'nothing': models.LOGP,
+    'entropy': models.Wanted(entropy=True),
+    'ids': models.Wanted(ids=ids),
+  }[beside]
 
-  memory = jax.jit(jax.grad(loss)).lower(params, rows).compile()
+  def loss(params, rows, wanted):
+    got = tiny.score(model, params, rows, wanted=wanted)
+    return sum(jnp.sum(x) for x in jax.tree.leaves(got))
+
+  memory = jax.jit(jax.grad(loss)).lower(params, rows, wanted).compile()
   temporary = memory.memory_analysis().temp_size_in_bytes
   everything = 4 * prompts * group * tokens * vocab  # 2.5 GB
   parameters = 4 * 2 * vocab * tiny.CONFIG.width

@@ -105,6 +105,25 @@ def test_what_another_alarm_says_is_said_once_that_is_gone():
   assert 'judged' in unjudged and 'equal rewards' in uniform
 
 
+@pytest.mark.parametrize(
+  'taught, speaks',
+  [
+    # An earlier rollout may have had no advantage.
+    ({'advantage_abs': 1.0, 'idle_steps': 3.0}, False),
+    ({'advantage_abs': 0.0, 'idle_steps': 0.0}, False),  # none is skipped
+    ({'advantage_abs': 0.0, 'idle_steps': 1.0}, True),
+    ({}, False),
+  ],
+)
+def test_equal_rewards_do_not_matter_to_what_a_teacher_gives(taught, speaks):
+  """As long as updates are taken: a penalty beside equal rewards has none."""
+  equal = {'uniform_groups': 1.0, 'judged': 1.0}
+  alarms = alarms_lib.Alarms(LIMITS)
+  said = alarms({**equal, **taught, 'kl_teacher_k1': 0.5})
+  assert bool(said) == speaks
+  assert alarms_lib.Alarms(LIMITS)({**equal, **taught})
+
+
 def test_two_at_once_are_two_sentences():
   sentences = alarms_lib.Alarms(LIMITS)({'kl_old_k3': 9.0, 'entropy': 0.0})
   assert len(sentences) == 2

@@ -51,6 +51,7 @@ METHODS: dict[str, Callable[..., Result]] = {
   'gcpo': _sequence.gcpo,
   'vespo': _sequence.vespo,
   'opd': _teacher.opd,
+  'gkd': _teacher.gkd,
   'grpo': _token.grpo,
   'dr_grpo': _token.dr_grpo,
   'dapo': _token.dapo,
@@ -78,6 +79,10 @@ PARTS: dict[str, Callable[..., Result]] = {
   'normalize_by_group-under_root': _parts.variance_plus_epsilon,
   'add_kl-k1_score': _parts.k1_score,
   'add_teacher_kl': _teacher.kl_penalty,
+  'add_teacher_top_kl': _teacher.top_kl_penalty,
+  'add_teacher_top_kl-forward': functools.partial(
+    _teacher.top_kl_penalty, direction='forward'
+  ),
   'add_teacher_kl-k3': functools.partial(_teacher.kl_penalty, estimator='k3'),
   'center_to_go_by_group': _turns.centred_to_go,
   'mean_over_turns': _turns.mean_of_turns,

@@ -47,6 +47,10 @@ class Case(NamedTuple):
   turn_reward: np.ndarray | None = None  # f64[P, G, N], parts of the reward
   turn_state: np.ndarray | None = None  # i64[P, G, N], what each began in
   logp_teacher: np.ndarray | None = None  # f64[P, G, T], of a second model
+  # f64[P, G, T, K], log-probabilities of the teacher's likeliest tokens.
+  teacher_top: np.ndarray | None = None
+  # f64[P, G, T, K-1], the policy's of all but the first; that has `logp` - 3.
+  others: np.ndarray | None = None
 
 
 # Which tokens take part, and how many.

@@ -128,13 +128,21 @@ def test_each_side_of_a_divided_run_has_its_devices(tmp_path, monkeypatch):
   assert 0.5 <= ratio < 0.6  # but for what is not split
 
 
-def test_of_jobs_that_sample_nothing_is_told(tmp_path, capsys):
-  changes = {'generator.listen': '127.0.0.1:8470', 'sampler.ahead': 1}
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'generator.listen': '127.0.0.1:8470', 'sampler.ahead': 1},
+    {'engine.kind': 'http', 'engine.urls': ('http://127.0.0.1:8000',)},
+  ],
+)
+def test_of_those_that_sample_elsewhere_nothing_is_told(
+  changes, tmp_path, capsys
+):
   found = against.compare(workdir(tmp_path, **changes))
   assert found.sampling is None
   assert found.learning == against.compare(workdir(tmp_path)).learning
   command.show_against(found)
-  assert 'sampling: by jobs' in capsys.readouterr().out
+  assert 'sampling: by jobs or servers' in capsys.readouterr().out
   assert command.against_json(found)['sampling'] is None
 
 

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_jax import config as config_lib
 from grpo_jax import engines
 from grpo_jax.learner import layouts
 from grpo_jax.mesh import sharding
@@ -209,10 +208,6 @@ def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
   *_, least = limits._pool_bytes(made.run.config, made.run.model.config)
   whole = jax.tree.leaves(pools[48].cache)
   assert least == sum(x.nbytes for x in whole)
-  served = dataclasses.replace(
-    made.run.config, engine=config_lib.Engine(kind='http', urls=('http://a',))
-  )
-  assert limits._pool_bytes(served, made.run.model.config) == (0, 0, 0)
   hosts = [one.context.parked for one in kept if one.context.parked is not None]
   assert len(hosts) == parked
   each = {sum(x.nbytes for x in jax.tree.leaves(one)) for one in hosts}

@@ -272,9 +272,9 @@ def _learning(config: Config, model, mesh, program: str) -> tuple[Any, int]:
   numbers, whole = config.sampler, NamedSharding(mesh, PartitionSpec())
   (width,) = config.data.prompt_buckets
 
-  def score(params, layout, with_entropy, forward_mode=False):
+  def score(params, layout, wanted, forward_mode=False):
     return models.score(
-      model, params, layout, 1.0, with_entropy, forward_mode=forward_mode
+      model, params, layout, 1.0, wanted, forward_mode=forward_mode
     )
 
   def decays(params):

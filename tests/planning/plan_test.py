@@ -402,6 +402,28 @@ def test_a_teacher_is_counted_by_its_own_shape():
   assert weights.state == alone.state + weights.teacher
 
 
+def test_its_likeliest_tokens_are_counted():
+  path = {'teacher.path': str(SHAPES / 'Qwen2.5-7B')}
+  gkd = {**OPD, 'learner.method': 'gkd', **path}
+  alone = estimate(model=SMALL, **OPD, **path).counted
+  few, many = (
+    estimate(
+      model=SMALL, **{**gkd, 'learner.method_kwargs': {'number': number}}
+    ).counted
+    for number in (4, 12)
+  )
+  arrays = lambda one: one.memory('train_step')['token arrays']
+  one_more = (arrays(many) - arrays(few)) / 8
+  assert one_more == pytest.approx((arrays(few) - arrays(alone)) / 4)
+  assert one_more == pytest.approx(0.6 * arrays(alone))
+  assert 'ordered logits' not in alone.memory('score_teacher')
+  # A chunk of the teacher's logits, of which the output layer takes three.
+  needs, head = few.memory('score_teacher'), few.teacher.weights.head
+  assert needs['ordered logits'] == pytest.approx(
+    (2 * needs['head'] - 2 * head) / 3
+  )
+
+
 def test_a_teacher_may_take_half_or_lie_on_the_host():
   path = {'teacher.path': str(SHAPES / 'Qwen2.5-7B')}
   here = estimate(model=SMALL, **OPD, **path).counted

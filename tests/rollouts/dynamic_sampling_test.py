@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax.episodes import types
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.episodes.types import concatenate
 from grpo_jax.rollouts import dynamic_sampling
@@ -290,7 +291,12 @@ def test_a_supply_goes_through_json_and_goes_on_the_same():
 def test_widths_are_joined_and_reward_parts_are_not_widened():
   records = [{'prompt': 'm', 'index': i} for i in range(2)]
   narrow, wide = collect(records, 1), collect(records, 3)  # T = K = 1 in one
-  joined = concatenate([narrow, wide])
+  tops = lambda one: types.with_extras(
+    one, {'tops': np.ones((*one.batch.mask.shape, 2), np.int32)}
+  )
+  joined = concatenate([tops(narrow), tops(wide)])
+  assert joined.batch.extras['tops'].shape == (4, GROUP, 3, 2)
+  assert joined.batch.extras['tops'].sum() == 2 * GROUP * (1 + 3) * 2
   assert joined.batch.tokens.shape == (4, GROUP, 3)
   assert joined.batch.reward_parts.shape == (4, GROUP, 1)
   assert not joined.batch.mask[:2, :, 1:].any()

@@ -5,14 +5,17 @@ import os
 import pathlib
 import runpy
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_jax import config as config_lib
+from grpo_jax import losses
 from grpo_jax import models
 from grpo_jax.models import weights
 from grpo_jax.run import loop
 from grpo_jax.run.build import build
+from grpo_jax.run.build import method as build_method
 from tests import runs
 from tests import smollm2
 from tests.data import gguf_test as tokenizers
@@ -22,6 +25,7 @@ pytestmark = pytest.mark.usefixtures('shared_programs')
 
 pytest.importorskip('gguf', reason="needs `pip install '.[gguf]'`")
 
+CONFIGS = runs.ROOT / 'configs'
 SMOLLM2 = 'runs the real SmolLM2 for minutes; set GRPO_JAX_SMOLLM2=1'
 
 
@@ -95,11 +99,17 @@ def test_a_path_that_is_nothing_is_refused(tmp_path):
     build.run(config(tmp_path / 'nothing.gguf'))
 
 
-def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
-  """Of its fields all but the file itself are used, on a small model."""
-  path = runs.ROOT / 'configs' / 'smollm2.py'
-  fields = runpy.run_path(str(path))['get_config']()
+@pytest.mark.parametrize('name', ['smollm2', 'distill'])
+def test_the_configs_of_smollm2_are_as_large_as_the_real_one(
+  name, file, monkeypatch
+):
+  """All fields but the paths are used, on a small model."""
+  monkeypatch.syspath_prepend(CONFIGS)  # as the command does
+  fields = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']()
   fields.model.path = str(file)
+  assert bool(fields.teacher.path) == (name == 'distill')
+  if fields.teacher.path:
+    fields.teacher.path = str(file)
   fields.data.prompt_buckets = (96,)  # of a tokenizer that knows no words
   fields.model.beyond_context = True  # of 64 tokens
   run = build.run(config_lib.resolve(fields))
@@ -114,6 +124,24 @@ def test_the_config_of_smollm2_is_as_large_as_the_real_one(file, monkeypatch):
     ).split()
   ]
   assert record['answer'] == str(max(numbers)) and len(numbers) == 4
+  assert (run.teacher is not None) == (name == 'distill')
+
+
+def test_rewards_play_no_part_in_the_config_of_distill(monkeypatch):
+  monkeypatch.syspath_prepend(CONFIGS)
+  fields = runpy.run_path(str(CONFIGS / 'distill.py'))['get_config']()
+  learner = config_lib.resolve(fields).learner
+  method = build_method.make_method(learner.method, learner.method_kwargs)
+  gap = jnp.array([[[0.5, -2.0], [1.0, 0.0]]])  # [P,G,T]
+  for reward in ([[0.0, 0.0]], [[0.0, 1.0]]):
+    batch = losses.make_batch(
+      jnp.ones((1, 2, 2), bool),
+      jnp.array(reward),
+      logp_old=jnp.full((1, 2, 2), -3.0),
+      extras={'logp_teacher': gap - 3.0},
+    )
+    credited, _ = losses.credit(method, batch, method.init())
+    np.testing.assert_array_equal(credited.advantage, gap)
 
 
 @pytest.mark.smollm2

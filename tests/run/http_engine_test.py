@@ -10,14 +10,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from grpo_jax.commands import serve
+from grpo_jax.engines.http.engine import HttpEngine
+from grpo_jax.planning import dry_run
 from grpo_jax.rollouts import parquet
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
-from grpo_jax.serving import app as app_lib
-from grpo_jax.serving import desk as desk_lib
-from grpo_jax.serving import listening
+from grpo_jax.run import progress as progress_lib
 from tests import runs
+from tests.serving import served
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
 pytest.importorskip('starlette', reason="needs pip install 'grpo_jax[serve]'")
@@ -26,17 +26,8 @@ pytest.importorskip('starlette', reason="needs pip install 'grpo_jax[serve]'")
 @contextlib.contextmanager
 def serving(config):
   """The address of a server of the policy that a config begins with."""
-  served = policies.load_to_serve(config)
-  engine, scorer = served.run.engine, served.scorer
-  with desk_lib.Desk(engine, scorer, rows=8) as desk:
-    service = serve.service_of(served, desk, config)
-    app = app_lib.app(
-      lambda token: service,
-      hosts={'127.0.0.1'},
-      posted=serve.engine_calls_of(served, service),
-    )
-    with listening.Listening(app, listening.bound(port=0)) as it:
-      yield it.origin
+  with served.opened(config, rows=8) as found:
+    yield found.url
 
 
 def with_servers(changes, tmp_path, *urls, dialect='vllm'):
@@ -184,3 +175,102 @@ def test_servers_with_another_policy_are_refused_before_the_first_rollout(
     ):
       loop.train(config, tmp_path / 'served')
   assert not (tmp_path / 'served/metrics.jsonl').exists()
+
+
+KILLED = {
+  'steps': 5, 'checkpoint.every_steps': 1, 'checkpoint.keep_last': 3,
+  'data.heldout': '',
+}  # fmt: skip
+
+
+class Killed(Exception):
+  """A start that ends as by a kill: nothing is saved or closed behind it."""
+
+
+def kill(config, workdir, monkeypatch, last_saved, at_step, seen):
+  """Trains until a start is killed.
+
+  Args:
+    config: Of the run.
+    workdir: Of the run.
+    monkeypatch: Changes what would be done at an orderly end.
+    last_saved: The newest checkpoint.
+    at_step: The rollout after which it is killed.
+    seen: Called before.
+  """
+  save = progress_lib.save
+
+  def save_some(session, progress):
+    return save(session, progress) if progress.step <= last_saved else progress
+
+  def strike(step, *_):
+    if step == at_step:
+      seen()
+      raise Killed
+
+  with monkeypatch.context() as patch, pytest.raises(Killed):
+    patch.setattr(HttpEngine, 'close', lambda self: None)
+    patch.setattr(progress_lib, 'save', save_some)
+    loop.train(config, workdir, on_rollout=strike)
+  assert runs.checkpoints(workdir)[-1] == last_saved
+
+
+@pytest.mark.parametrize(
+  'setting, dialect',
+  [
+    pytest.param(
+      *(setting, dialect),
+      marks=()
+      if (setting, dialect) == ('adapters', 'vllm')
+      else pytest.mark.long,
+    )
+    for setting in ('adapters', 'weights', 'ahead')
+    for dialect in ('vllm', 'sglang')
+  ],
+)
+def test_a_killed_run_goes_on_with_servers_that_have_newer_versions(
+  setting, dialect, tmp_path, monkeypatch
+):
+  """The checkpoint is of rollout 1, and the servers have newer versions."""
+  changes, workdir = LEARNS | SETTINGS[setting] | KILLED, tmp_path / 'served'
+  loop.train(runs.small(**changes), tmp_path / 'alone')
+  before, after = [], []
+  with served.opened(runs.small(**changes), rows=8) as ours:
+    config = with_servers(changes, tmp_path, ours.url, dialect=dialect)
+    policies = ours.desk.policies
+    kill(config, workdir, monkeypatch, 1, 4, lambda: before.extend(policies()))
+    folders = {path.name for path in (tmp_path / 'weights').iterdir()}
+    assert folders
+    if 'lora.rank' in changes:
+      newest = int(before[-1].rpartition('-')[2])
+      assert newest > 1 or changes.get('sampler.ahead')
+    loop.train(config, workdir, on_rollout=lambda *_: after.extend(policies()))
+    assert not policies()
+  if 'lora.rank' in changes:
+    assert after and not {*before} & {*after}
+    assert {x.split('-')[0] for x in before} == {x.split('-')[0] for x in after}
+  exact = 'learner.anchor' not in changes
+  alike(tmp_path, 'alone', 'served', 0 if exact else 1e-5)
+  assert not (tmp_path / 'weights').exists()
+
+
+def test_a_check_leaves_nothing_with_the_servers(tmp_path):
+  changes = LEARNS | SETTINGS['adapters']
+  with served.opened(runs.small(**changes), rows=8) as ours:
+    config = with_servers(changes, tmp_path, ours.url)
+    found = dry_run.inspect(config, tmp_path / 'none')
+    assert not ours.desk.policies()
+  assert found['first_rollout']['completions']
+  assert not (tmp_path / 'weights').exists()
+  assert 'older parameters' not in found['memory_gib']
+
+
+def test_a_check_counts_the_copies_of_versions(tmp_path):
+  """All that a checkpoint may ask for, beside the parameters."""
+  changes = LEARNS | SETTINGS['weights ahead']
+  alone = dry_run.inspect(runs.small(**changes), tmp_path / 'none')
+  with serving(runs.small(**changes)) as url:
+    config = with_servers(changes, tmp_path, url)
+    found = dry_run.inspect(config, tmp_path / 'none')['memory_gib']
+  assert found['older parameters'] == 2 * found['parameters']
+  assert alone['memory_gib']['older parameters'] == found['parameters']

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from grpo_jax.engines import scoring
 from grpo_jax.engines.http import servers as servers_lib
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.rollouts import parquet
@@ -12,11 +13,13 @@ from grpo_jax.run import policy as policies
 from grpo_jax.run.build import build
 from grpo_jax.run.build import engine as build_engine
 from tests import runs
+from tests.run import http_engine_test
 from tests.run.http_engine_test import serving
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
 
 TEACHER = runs.small(seed=7)
+TOPS = {'learner.method': 'gkd', 'learner.method_kwargs': {'number': 3}}
 
 
 def student(url, dialect='vllm', **changes):
@@ -40,6 +43,8 @@ def student(url, dialect='vllm', **changes):
   [
     ('vllm', {}),
     pytest.param('sglang', {}, marks=pytest.mark.long),
+    ('vllm', TOPS),
+    pytest.param('sglang', TOPS, marks=pytest.mark.long),
     pytest.param(
       'vllm',
       {'sampler.ahead': 1, 'learner.anchor': 'sampler'},
@@ -62,10 +67,26 @@ def test_a_run_learns_from_what_a_server_says(dialect, changes, tmp_path):
       wanted = score(ids).logp[-length:]
       np.testing.assert_allclose(taught[p, g, :length], wanted, atol=1e-5)
       assert not taught[p, g, length:].any()
+      if changes == TOPS:
+        top = score(ids, 3).top_logp[-length:]
+        found_top = one.batch.extras['teacher_top_logp'][p, g, :length]
+        np.testing.assert_allclose(found_top, top, atol=1e-5)
   records = runs.records(tmp_path)
   gap = np.asarray(found[-1].batch.extras['logp_teacher'])
   assert np.isfinite(records[-1]['kl_teacher_k1']) and gap.any()
   assert records[-1]['grad_norm'] > 0
+  assert ('kl_teacher_top' in records[-1]) == (changes == TOPS)
+
+
+def test_a_killed_run_is_taught_by_a_server_that_goes_on(tmp_path, monkeypatch):
+  changes = http_engine_test.KILLED | {'steps': 3}
+  with serving(TEACHER) as url:
+    config = student(url, **changes)
+    loop.train(config, tmp_path / 'whole')
+    workdir = tmp_path / 'killed'
+    http_engine_test.kill(config, workdir, monkeypatch, 1, 2, lambda: None)
+    loop.train(config, workdir)
+  runs.assert_equal(tmp_path / 'whole', workdir)
 
 
 def test_nobody_who_scores_ends_the_run_with_a_sentence(tmp_path, monkeypatch):
@@ -89,9 +110,9 @@ def test_each_token_has_the_score_of_its_place():
 
   def score(texts):
     asked.extend(texts)
-    return [-np.array(ids[1:], np.float32) for ids in texts]
+    return [known(ids) for ids in texts]
 
-  found = teacher_field.with_scores(rollout(), score)
+  found = teacher_field.with_scores(rollout(), score, 2)
   assert asked == [
     [90, 0, 1, 2],
     [91, 92, 12, 13, 14, 15, 16, 17],
@@ -102,6 +123,23 @@ def test_each_token_has_the_score_of_its_place():
   taught = found.batch.extras['logp_teacher']
   np.testing.assert_array_equal(taught, wanted)
   assert taught.dtype == np.float32
+  ids, top = (found.batch.extras[f'teacher_top_{x}'] for x in ('ids', 'logp'))
+  after = np.where(np.arange(6) < length[..., None], tokens + 1, 0)
+  np.testing.assert_array_equal(ids, np.stack([after, 2 * after], -1))
+  np.testing.assert_array_equal(top, -ids / 2)
+  assert (ids.dtype, top.dtype) == (np.int32, np.float32)
+  zeros = teacher_field.with_zeros(rollout(), 2).batch.extras
+  for name, one in found.batch.extras.items():
+    assert (zeros[name].shape, zeros[name].dtype) == (one.shape, one.dtype)
+  alone = teacher_field.with_scores(rollout(), score).batch.extras
+  assert 'logp_teacher' in alone and 'teacher_top_ids' not in alone
+
+
+def known(ids):
+  """Of each token but the first: by its id, and by one and twice one more."""
+  ids = np.array(ids[1:])
+  top = np.stack([ids + 1, 2 * (ids + 1)], -1).astype(np.int32)
+  return scoring.Known(-ids.astype(np.float32), top, -top / np.float32(2))
 
 
 def test_a_branch_is_no_single_text():

@@ -143,6 +143,83 @@ def test_two_runs_are_equal_and_so_is_one_in_two_starts(
   runs.assert_equal(learned, tmp_path / 'again')
 
 
+TOPS = {'learner.method': 'gkd', 'learner.method_kwargs': {'number': 3}}
+
+
+@pytest.fixture(scope='module')
+def learned_tops(teacher, tmp_path_factory):
+  """Without a reward that differs: the KL is all there is to learn from."""
+  workdir = tmp_path_factory.mktemp('tops') / 'run'
+  config = student(teacher, **TOPS, reward='tests.run.teacher_test:nothing')
+  loop.train(config, workdir)
+  return config, workdir
+
+
+def nothing(prompt, completion, example):
+  return 0.0
+
+
+def test_a_run_learns_from_the_likeliest_tokens(learned_tops):
+  _, workdir = learned_tops
+  rows = [row for row in runs.records(workdir) if 'kl_teacher_top' in row]
+  assert [row['step'] for row in rows] == [1, 2, 3]
+  for row in rows:
+    assert 0 < row['kl_teacher_top'] and 0 < row['teacher_top_mass'] < 1
+    assert row['grad_norm'] > 0 and not row['reward']
+    # A lower bound of what k3 estimates from single tokens.
+    assert row['kl_teacher_top'] < 2 * row['kl_teacher_k3']
+
+
+@pytest.mark.long
+def test_two_such_runs_are_equal_and_so_is_one_in_two_starts(
+  learned_tops, tmp_path
+):
+  config, workdir = learned_tops
+  ended = loop.train(config, tmp_path / 'again', After(4))
+  assert 0 < ended['steps'] < 3
+  loop.train(config, tmp_path / 'again')
+  runs.assert_equal(workdir, tmp_path / 'again')
+  loop.train(config, tmp_path / 'at once')
+  runs.assert_equal(workdir, tmp_path / 'at once')
+
+
+def tops_of(config):
+  """The fields of the likeliest tokens, as the learner finds them."""
+  _, made, state = parts_of(config)
+  found = updates.credit_rollout(made, made.layout, state, rollout(), 0)
+  extras = found.batch.extras
+  return [np.asarray(extras[f'teacher_top_{name}']) for name in ('ids', 'logp')]
+
+
+def test_the_likeliest_tokens_are_scored_as_the_sampled_ones(teacher):
+  """At the temperature of the sampler, over the ids that the policy draws."""
+  hot = {**TOPS, 'sampler.temperature': 0.5}
+  ids, top = tops_of(student(teacher, **hot))
+  sampled = taught_logp(student(teacher, **hot))
+  given = rollout()
+  inside = given.batch.mask & given.batch.valid[..., None]
+  chosen = (ids == given.batch.tokens[..., None]) & inside[..., None]
+  assert chosen.any()
+  np.testing.assert_array_equal(
+    top[chosen], np.broadcast_to(sampled[..., None], top.shape)[chosen]
+  )
+  assert np.all(sampled[inside] <= top[inside].max(-1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  'mesh', [{'data': 4}, {'fsdp': 2, 'tensor': 2}, {'context': 2, 'fsdp': 2}]
+)
+def test_eight_devices_find_the_same_likeliest_tokens(teacher, mesh):
+  mesh = {f'mesh.{name}': size for name, size in mesh.items()}
+  changes = {'learner.micro_rows': 0, **TOPS}
+  ids, top = tops_of(student(teacher, **changes, **mesh))
+  expected = tops_of(student(teacher, **changes))
+  inside = rollout().batch.mask & rollout().batch.valid[..., None]
+  np.testing.assert_array_equal(ids[inside], expected[0][inside])
+  np.testing.assert_allclose(top[inside], expected[1][inside], atol=2e-5)
+
+
 def test_it_scores_at_the_temperature_of_the_sampler(teacher):
   model, params = read_alone(teacher, larger())
   config = student(teacher, **{'sampler.temperature': 0.5})
@@ -406,8 +483,24 @@ def test_all_hosts_must_have_the_same(teacher):
       {'learner.method': 'rloo'},
       "but the method 'rloo' reads no logp_teacher; give a method that does",
     ),
+    (
+      {**TOPS, 'teacher.path': ''},
+      "'gkd' reads teacher_top_logp, and config.teacher.path",
+    ),
+    (
+      {**TOPS, 'learner.method_kwargs': {'number': 99}},
+      "'gkd' reads the teacher's 99 likeliest tokens, but the policy has 14",
+    ),
+    (
+      {
+        **TOPS,
+        'learner.method': 'tests.bad_methods:top_of_none',
+        'learner.method_kwargs': {},
+      },
+      "top_of_none' reads logp_top, but does not say of how many of the",
+    ),
     ({'teacher.path': 'tests.own_module:model'}, 'is a model of your own'),
-    ({'teacher.path': '/none/here'}, '/none/here'),
+    ({'teacher.path': '/none/here'}, 'There is no /none/here; give a'),
     (
       {'teacher.dtype': 'bfloat16'},
       "config.teacher.dtype='bfloat16' would round the weights of",

@@ -1,6 +1,7 @@
 """A desk draws for many at once what each would get alone."""
 
 import asyncio
+import queue
 import threading
 
 import jax
@@ -390,6 +391,57 @@ def test_a_desk_that_is_closed_refuses():
       chat(found)
     with pytest.raises(desk_lib.Closed):
       served.run(found.desk.score([1, 2]))
+
+
+def test_what_comes_while_a_desk_ends_is_refused():
+  class Late:
+    """An inbox: who puts something there is overtaken by the end."""
+
+    def __init__(self, found):
+      self._found, self._inbox = found, found.desk._inbox
+
+    def put(self, what):
+      if what is not None:
+        found.desk.__exit__()
+      self._inbox.put(what)
+
+    def __getattr__(self, name):
+      return getattr(self._inbox, name)
+
+  async def asked(wanted):
+    async with asyncio.timeout(20):
+      await wanted
+
+  for ask in (
+    lambda desk: desk.score([1, 2]),
+    lambda desk: desk.know('a', lambda: None),
+    lambda desk: desk.pause(),
+  ):
+    with served.desk() as found:
+      found.desk._inbox = Late(found)
+      with pytest.raises(desk_lib.Closed):
+        served.run(asked(ask(found.desk)))
+
+
+def test_who_refuses_late_waits_for_nothing():
+  """The end of a desk, and whoever asks it then, empty one inbox."""
+
+  class Shared(queue.SimpleQueue):
+    """Another thread takes what this one has just seen."""
+
+    def empty(self):
+      is_empty = super().empty()
+      self.get_nowait()
+      return is_empty
+
+  with served.desk() as found:
+    pass
+  found.desk._inbox = Shared()
+  found.desk._inbox.put(None)
+  thread = threading.Thread(target=found.desk._refuse_waiting, daemon=True)
+  thread.start()
+  thread.join(10)
+  assert not thread.is_alive()
 
 
 def test_ranks_are_not_promoted():

@@ -22,6 +22,7 @@ from grpo_jax.models import lora
 from grpo_jax.models import weights
 from grpo_jax.run import policy as policies
 from grpo_jax.run.build import model as build_model
+from grpo_jax.serving import wire
 from tests import runs
 from tests.models.weights import golden
 from tests.serving import served
@@ -559,6 +560,65 @@ def test_nothing_changes_after_a_refusal(case, wrong_folders, name):
   assert_drawn(drawn, case.draw(case.base))
 
 
+@contextlib.contextmanager
+def held(desk):
+  """In it the thread of a desk does nothing; what is asked of it waits."""
+  began, may_end = threading.Event(), threading.Event()
+
+  def wait():
+    began.set()
+    assert may_end.wait(60)
+
+  desk._put(wait)
+  assert began.wait(60)
+  try:
+    yield
+  finally:
+    may_end.set()
+
+
+def closed_while(url, desk, paths, bodies):
+  """What is answered to calls that wait while the desk is closed."""
+  with futures.ThreadPoolExecutor(len(paths) + 1) as pool:
+    with held(desk):
+      asked = [
+        pool.submit(served.ask, url + path, bodies.get(path, {}))
+        for path in paths
+      ]
+      deadline = time.monotonic() + 30
+      while desk._inbox.qsize() < len(paths) and time.monotonic() < deadline:
+        time.sleep(0.001)
+      assert desk._inbox.qsize() == len(paths)
+      end = pool.submit(desk.__exit__)
+      while not desk.is_closed:
+        time.sleep(0.001)
+    end.result()
+    return [one.result() for one in asked]
+
+
+def test_a_desk_that_ends_takes_no_calls(tmp_path):
+  """Neither those that wait when it ends, nor those that come later."""
+  ending = 503, wire.error_json(wire.Refused(503, wire.ENDING))
+  bodies = {
+    '/load_lora_adapter': {'lora_name': 'a', 'lora_path': str(tmp_path)},
+    '/v1/load_lora_adapter': {'lora_name': 'b', 'lora_path': str(tmp_path)},
+    '/update_weights_from_disk': {'model_path': str(tmp_path)},
+    '/collective_rpc': {
+      'method': 'reload_weights', 'kwargs': {'weights_path': str(tmp_path)},
+    },
+    '/pause': {},
+  }  # fmt: skip
+  with served.opened(served.config_to_serve()) as found:
+    # What loads weights or pauses waits for the thread.
+    said = closed_while(found.url, found.desk, [*bodies], bodies)
+    assert said == [ending] * len(bodies)
+    found.desk.is_paused = False
+    for path in (*CONTROLS, '/pause?mode=wait', '/v1/completions'):
+      body = bodies.get(path, {'prompt': PROMPT, 'input_ids': PROMPT})
+      assert served.ask(found.url + path, body) == ending, path
+    assert served.ask(f'{found.url}/health')[0] == 200
+
+
 def test_an_adapter_that_was_refused_may_come_again(case):
   ask = lambda folder: served.ask(
     case.url + ADAPTER, {'lora_name': 'a', 'lora_path': str(folder)}
@@ -708,7 +768,7 @@ def test_an_adapter_has_the_names_of_the_class_that_is_served(tmp_path):
   As a run writes it, which begins with the same folder.
   """
   config = runs.arithmetic(**{
-    'model.path': str(golden.FOLDER / 'qwen3_vl'), 'model.rope_base': 1e4,
+    'model.path': str(golden.folder('qwen3_vl')), 'model.rope_base': 1e4,
     'lora.rank': 2, 'mesh.data': 1, 'warm_up.steps': 0,
   })  # fmt: skip
   found = policies.load_to_serve(config, context_tokens=64)

@@ -122,6 +122,12 @@ def config_to_serve(**changes):
   return runs.small(**{'lora.rank': 2, 'mesh.data': 1, **changes})
 
 
+def smallest():
+  """Such a policy, served; for fixtures."""
+  with opened(config_to_serve()) as found:
+    yield found
+
+
 def with_adapters(found, seed):
   """The parameters of a policy, with some adapters that change it."""
   trained, frozen = lora.split(found.served.scorer.params, lora.trains)

@@ -86,6 +86,10 @@ class Call(NamedTuple):
   needs: str = ''
 
 
+MODELS = Call('/v1/models')
+"""Asks for the models and adapters that a server has; see `names`."""
+
+
 class Dialect(Protocol):
   """What one kind of server is asked, and how its answers are read."""
 
@@ -180,6 +184,18 @@ def field(answer: Any, *path: str | int) -> Any:
       shown = f', but with {answer!r:.80}' if isinstance(answer, str) else ''
       raise Unusable(f'an answer without {where}{shown}') from None
   return found
+
+
+def names(answer: Any) -> list[str]:
+  """The names of the models and adapters in the answer to `MODELS`.
+
+  Raises:
+    Unusable: It is no such answer.
+  """
+  listed = field(answer, 'data')
+  if not isinstance(listed, list):
+    raise Unusable('an answer without a list of models')
+  return [str(field(one, 'id')) for one in listed]
 
 
 def tokens(

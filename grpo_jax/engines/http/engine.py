@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Generator
 from concurrent.futures import Future
+import contextlib
 import dataclasses
+import pathlib
 import queue
-import secrets
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from grpo_jax.engines.http.versions import Versions
 
 _TURN_SECS = 0.2  # after which the caller has its turn, whatever has come
 _KEPT = 2  # policies that a server has: the newest, and the one before
+_END_SECS = 5.0  # in which servers forget the policies of a run that ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +65,9 @@ class HttpEngine:
     self.versions = versions
     self.tell: Callable[[str], None] = lambda text: None
     self._servers, self._dialect, self._adapters = servers, dialect, adapters
-    self._run = secrets.token_hex(4)
     self._newest = '', ''  # the policy to draw by, and its folder
-    self._named: dict[str, int] = {}  # the versions of policies
+    # The versions of policies, the one that was taken last behind the others.
+    self._named: dict[str, int] = {}
     self._waiting: list[_Waiting] = []
     self._homes: dict[int, servers_lib.Server] = {}
     self._forgotten: set[int] = set()
@@ -87,7 +89,8 @@ class HttpEngine:
     Raises:
       Away: No server has taken them.
     """
-    policy = f'{self._run}-{version}'
+    policy = pathlib.Path(params).name
+    self._named.pop(policy, None)
     self._named[policy] = version
 
     async def bring(opened, server):
@@ -114,6 +117,24 @@ class HttpEngine:
 
   def unload(self) -> None:
     """See `Engine`; the servers keep what they have."""
+
+  def close(self) -> None:
+    """Lets the servers forget its adapters, and removes all folders."""
+
+    async def forget(opened, server):
+      for policy in await self._own(opened, server):
+        with contextlib.suppress(http_client.NotAnswered, dialects.Unusable):
+          await self._unload(opened, server, policy)
+
+    async def forget_all(opened):
+      every = [forget(opened, server) for server in self._servers.every]
+      with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_SECS):
+          await asyncio.gather(*every)
+
+    if self._adapters and self._named:
+      self._servers.run(forget_all)
+    self.versions.close()
 
   def submit(self, request: protocol.Request) -> int:
     """See `Engine`."""
@@ -288,6 +309,8 @@ class HttpEngine:
     if policy in (has if self._adapters else has[-1:]):
       return
     server.told += 1
+    if self._adapters and not has:
+      has = await self._clear(opened, server)
     if not self._adapters:
       calls = self._dialect.load_weights(policy, folder)
     else:
@@ -296,9 +319,59 @@ class HttpEngine:
       await self._servers.ask(opened, server, call)
     known = *(one for one in has if one != policy), policy
     for old in known[:-_KEPT] if self._adapters else ():
-      for call in self._dialect.unload_adapter(old):
-        await self._servers.ask(opened, server, call)
+      await self._unload(opened, server, old)
     server.has = known[-_KEPT:]
+
+  async def _clear(
+    self, opened: Any, server: servers_lib.Server
+  ) -> tuple[str, ...]:
+    """Lets a server forget adapters of the run that nobody will ask for.
+
+    A start that was killed has left them, or this one while the server could
+    not be reached.
+
+    Returns:
+      The last policies of this start, as far as the server has them.
+
+    Raises:
+      http_client.NotAnswered: It does not answer.
+    """
+    try:
+      listed = await self._listed(opened, server)
+    except dialects.Unusable:
+      return ()
+    except http_client.NotAnswered as error:
+      if error.status is None or error.status >= 500:
+        raise
+      return ()  # it does not tell what it has
+    last = [*self._named][-_KEPT:]
+    for name in listed:
+      if name.startswith(f'{self.versions.run}-') and name not in last:
+        # What stays takes memory there, and the next start tries again.
+        with contextlib.suppress(http_client.NotAnswered, dialects.Unusable):
+          await self._unload(opened, server, name)
+    return tuple(name for name in last if name in listed)
+
+  async def _own(self, opened: Any, server: servers_lib.Server) -> list[str]:
+    """The policies of this start that a server has, as far as anybody knows."""
+    if server.has is not None:
+      return [*server.has]
+    try:  # it was away, or refused something, and may have them even so
+      listed = await self._listed(opened, server)
+    except (http_client.NotAnswered, dialects.Unusable):
+      return []
+    return [name for name in listed if name in self._named]
+
+  async def _listed(self, opened: Any, server: servers_lib.Server) -> list[str]:
+    """The names of the models and adapters that a server has."""
+    answer = await self._servers.ask(opened, server, dialects.MODELS)
+    return dialects.names(answer)
+
+  async def _unload(
+    self, opened: Any, server: servers_lib.Server, policy: str
+  ) -> None:
+    for call in self._dialect.unload_adapter(policy):
+      await self._servers.ask(opened, server, call)
 
 
 def _heard(found: queue.SimpleQueue[Any]) -> list[Any]:

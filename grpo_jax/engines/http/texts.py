@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
-
 from grpo_jax.engines.http import dialects
 from grpo_jax.engines.http import servers as servers_lib
+from grpo_jax.engines.scoring import Known
 
 
 class TextScores:
@@ -16,6 +15,7 @@ class TextScores:
     servers: They score.
     dialect: How they are asked.
     policy: The name of the adapter that scores; '': the model itself.
+    top: How many of the likeliest tokens are wanted in each place.
   """
 
   def __init__(
@@ -23,11 +23,13 @@ class TextScores:
     servers: servers_lib.Servers,
     dialect: dialects.Dialect,
     policy: str = '',
+    top: int = 0,
   ):
     self._servers, self._dialect, self._policy = servers, dialect, policy
+    self._top = top
 
-  def __call__(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """f32[n-1] of each text of n ids: that of each token but the first.
+  def __call__(self, texts: Sequence[Sequence[int]]) -> list[Known]:
+    """What is known of each text.
 
     Raises:
       Away: No server gives them.
@@ -35,10 +37,9 @@ class TextScores:
     every = self._servers.every
 
     async def score(opened, server, ids):
-      call = self._dialect.score(ids, 0, self._policy)
+      call = self._dialect.score(ids, self._top, self._policy)
       answer = await self._servers.ask(opened, server, call)
-      logp, *_ = self._dialect.scored(answer, ids, 0)
-      return logp
+      return Known(*self._dialect.scored(answer, ids, self._top))
 
     async def score_all(opened):
       return await asyncio.gather(

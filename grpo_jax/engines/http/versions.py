@@ -25,6 +25,12 @@ class Versions:
     trained: Shapes, dtypes and shardings of the trained parameters.
     keeps: Whether a checkpoint may ask for a version that is not the newest, so
       that copies of its parameters are kept.
+    mode: Of the folder, if it is made, less what the process masks.
+
+  Attributes:
+    folder: Holds that of each version.
+    run: Begins the names of all versions of a run, whichever start of it has
+      made them.
   """
 
   def __init__(
@@ -33,9 +39,12 @@ class Versions:
     write: Callable[[pathlib.Path, Any], None],
     trained: Any = None,
     keeps: bool = False,
+    mode: int = 0o777,
   ):
-    self._folder, self._write, self._trained = folder, write, trained
-    self._keeps, self._own = keeps, secrets.token_hex(4)
+    self.folder, self._write, self._trained = folder, write, trained
+    # Another start may make other parameters of the same version.
+    self.run, self._start = secrets.token_hex(4), secrets.token_hex(4)
+    self._keeps, self._mode = keeps, mode
     self._params: dict[int, Any] = {}
     self._paths: dict[int, pathlib.Path] = {}
     self._lock = threading.Lock()
@@ -84,6 +93,17 @@ class Versions:
     """See `Weights`."""
     return self._trained
 
+  def clear(self, folder: pathlib.Path) -> None:
+    """Removes what earlier starts of the run have left in a folder.
+
+    Nothing of this start has been published.
+    """
+    for path in folder.glob(f'{self.run}-*'):
+      shutil.rmtree(path, ignore_errors=True)
+    if folder != self.folder:
+      with contextlib.suppress(OSError):
+        folder.rmdir()
+
   def close(self) -> None:
     """Removes all folders."""
     with self._lock:
@@ -92,20 +112,20 @@ class Versions:
     for path in paths:
       shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
-      self._folder.rmdir()
+      self.folder.rmdir()
 
   def _make(self, params: Any, version: int) -> None:
     """Writes a folder, all or nothing."""
-    path = self._folder / f'{self._own}-{version}'
+    path = self.folder / f'{self.run}-{self._start}-{version}'
     beside = path.with_name(path.name + '.tmp')
     try:
-      self._folder.mkdir(parents=True, exist_ok=True)
+      self.folder.mkdir(self._mode, parents=True, exist_ok=True)
       self._write(beside, params)
       shutil.rmtree(path, ignore_errors=True)
       beside.rename(path)
     except OSError as error:
       raise OSError(
-        f'Version {version} cannot be written to {self._folder}: {error}. Make '
+        f'Version {version} cannot be written to {self.folder}: {error}. Make '
         'room there, or give another config.engine.folder.'
       ) from error
     finally:

@@ -210,6 +210,14 @@ _MEANINGS = {
   'kl_old_k3': 'How far the updates of a rollout move the policy that drew it.',
   'kl_ref_k3': 'How far the policy is from the reference.',
   'kl_teacher_k1': 'How far the policy is from the teacher.',
+  'kl_teacher_top': (
+    'How far the policy is from the teacher, over its likeliest tokens and all '
+    'others as one.'
+  ),
+  'teacher_top_mass': (
+    "The teacher's probability of its likeliest tokens, which are those that "
+    'count one by one in the KL.'
+  ),
   'kl_rollout': (
     'How far all updates of a rollout together have moved the policy, measured '
     'after the last.'

@@ -121,8 +121,21 @@ class Run(Drawing):
   collect: Callable[..., Any] | None = None
 
 
+class Elsewhere(NamedTuple):
+  """Stands in the place of the engine of a learner for which jobs draw.
+
+  Attributes:
+    capabilities: Of the engines of the jobs, as far as a learner asks.
+  """
+
+  capabilities: engines.Capabilities
+
+
 def run(
-  config: Config, objects: Objects = NOTHING, shares: bool = False
+  config: Config,
+  objects: Objects = NOTHING,
+  shares: bool = False,
+  draws: bool = True,
 ) -> Run:
   """Builds everything that a run needs, except its state.
 
@@ -130,6 +143,7 @@ def run(
     config: May leave widths open.
     objects: What the run was given in Python.
     shares: Whether several processes draw a rollout together.
+    draws: Whether the run draws, itself or by servers, and not by jobs alone.
 
   Raises:
     ValueError: Something cannot be built; the message says what.
@@ -139,7 +153,7 @@ def run(
     'environment', 'agent',
   )  # fmt: skip
   _require_to_train(config, objects, *needed)
-  parts = sampler(config, objects, trains=True, shares=shares)
+  parts = sampler(config, objects, trains=True, shares=shares, draws=draws)
   config, mesh, model = parts.config, parts.mesh, parts.model
   generator = config.generator
   answer_function(parts.evaluation)  # raises if there is none
@@ -157,7 +171,8 @@ def run(
   if teacher is not None:
     limits.check_length(teacher.weights, *limits.longest(config))
     if isinstance(model, models.Transformer):
-      limits.check_memory(config, model, mesh, teacher)
+      here = draws and config.engine.kind == 'local'
+      limits.check_memory(config, model, mesh, teacher, here)
   fields = build_fields.batch_fields_of(config, method, objects)
   build_fields.check_records(fields, config, method, train)
   return Run(
@@ -173,7 +188,7 @@ def run(
     rewards=judges,
     fields=fields,
     turns=build_fields.turn_fields_of(config, method),
-    taught=build_engine.teacher(config),
+    taught=build_engine.teacher(config, method.top_tokens),
     draws_ahead=bool(
       config.sampler.ahead or generator.devices or generator.listen
     ),
@@ -284,6 +299,7 @@ def sampler(
   trains: bool = False,
   shares: bool = False,
   own_mesh: jax.sharding.Mesh | None = None,
+  draws: bool = True,
 ) -> Sampler:
   """Builds what draws completions.
 
@@ -293,6 +309,7 @@ def sampler(
     trains: Whether a run will read the data, which are then checked first.
     shares: Whether several processes draw a rollout together.
     own_mesh: Devices that draw and do nothing else; None: as the config says.
+    draws: See `run`.
 
   Returns:
     A `Sampler`. Its engine has no parameters yet. Its config has widths, if
@@ -315,7 +332,7 @@ def sampler(
   made = sampler_specs(config, own)
   limits.check_length(made['weights'], *limits.longest(config))
   model, engine = _model_and_engine(
-    config, own, tokenizer, mesh, sampling_mesh, trains, shares
+    config, own, tokenizer, mesh, sampling_mesh, trains, shares, draws
   )
   return Sampler(
     **made,
@@ -405,7 +422,8 @@ def _model_and_engine(
   sampling_mesh: jax.sharding.Mesh,
   trains: bool,
   shares: bool,
-) -> tuple[models.Model, engines.Engine]:
+  draws: bool,
+) -> tuple[models.Model, Any]:
   prompts, completions = build_environment.widths(config)
   options: dict[str, Any] = dict(
     prompt_buckets=prompts,
@@ -418,15 +436,20 @@ def _model_and_engine(
     unused = tokenizer.unused_ids(own.model.vocab_size)
     model = own.model.drawing_without(unused)
     build_model.check_own(model, config, tokenizer.vocab_size)
+    if not draws:
+      return model, Elsewhere(engines.Capabilities())
     return model, engines.PlainEngine(model, **options)
   model = build_model.transformer(config, tokenizer.vocab_size)
   # Its embedding may have more rows than there are tokens. Sampler and learner
   # both leave these ids out, so that they agree on every log-probability.
   model = model.drawing_without(tokenizer.unused_ids(model.vocab_size))
   limits.check_model(config, model.config, mesh)
+  served = trains and config.engine.kind == 'http'
   if trains:
-    limits.check_memory(config, model, mesh)
-  if trains and config.engine.kind == 'http':
+    limits.check_memory(config, model, mesh, draws=draws and not served)
+  if not draws:
+    return model, Elsewhere(engines.Capabilities(routing=model.routes))
+  if served:
     return model, build_engine.http_engine(config, model, mesh)
   shared = not config.generator.devices
   alone = shared and mesh.size == 1 and sharding.platform(mesh) == 'cpu'
@@ -551,7 +574,8 @@ def example(run: Run) -> Rollout:
   )
   zeros = turn_fields.with_zeros(zeros, run.turns)
   if run.config.teacher.urls:
-    zeros = teacher_field.with_zeros(zeros)
+    top = run.learn.learner.method.top_tokens
+    zeros = teacher_field.with_zeros(zeros, top)
   return batch_fields.with_ones(zeros, run.fields)
 
 

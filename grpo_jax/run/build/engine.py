@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import secrets
 import tempfile
 from typing import Any
 
@@ -56,8 +57,12 @@ def http_engine(
   )
 
 
-def teacher(config: Config) -> TextScores | None:
+def teacher(config: Config, top: int) -> TextScores | None:
   """The servers that are the teacher of a run; None if none are.
+
+  Args:
+    config: Of the run.
+    top: How many of the teacher's likeliest tokens its method reads.
 
   Raises:
     ValueError: There are several processes, or the key is missing.
@@ -79,7 +84,9 @@ def teacher(config: Config) -> TextScores | None:
   )
   alone = dataclasses.replace(config, engine=asked)
   return TextScores(
-    servers(alone, 'config.teacher.urls'), dialect(alone, adapters=True)
+    servers(alone, 'config.teacher.urls'),
+    dialect(alone, adapters=True),
+    top=top,
   )
 
 
@@ -131,7 +138,8 @@ def _versions(
 ) -> Versions:
   """What writes parameters for the servers."""
   fields = config.engine
-  named = fields.folder or tempfile.mkdtemp(prefix='grpo_jax_weights_')
+  # One of its own is made with its first version: what ends before leaves none.
+  own = f'{tempfile.gettempdir()}/grpo_jax_weights_{secrets.token_hex(8)}'
   origin = build_model.origin_of(config.model.path)
   base = build_model.adapter_base(config.model.path, origin)
 
@@ -144,5 +152,10 @@ def _versions(
       weights.save(folder, model.config, params, fields.dtype, origin)
 
   trained = build_model.abstract(model, mesh).trained
-  folder = pathlib.Path(named).absolute()
-  return Versions(folder, write, trained, keeps=config.sampler.ahead > 0)
+  return Versions(
+    pathlib.Path(fields.folder or own).absolute(),
+    write,
+    trained,
+    keeps=config.sampler.ahead > 0,
+    mode=0o777 if fields.folder else 0o700,
+  )

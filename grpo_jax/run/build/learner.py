@@ -210,10 +210,10 @@ def _learner(
 ) -> Learner:
   score = _score(model, temperature)
 
-  def score_routed(params, layout, with_entropy, counted, sampled):
+  def score_routed(params, layout, wanted, counted, sampled):
     assert model.score_routed is not None
     return model.score_routed(
-      params, layout, counted, sampled, temperature, with_entropy
+      params, layout, counted, sampled, temperature, wanted
     )
 
   fields = config.optim
@@ -261,9 +261,9 @@ def _learner(
 def _score(model: models.Model, temperature: float) -> Callable[..., Any]:
   """How a model scores rows; see `Scoring`."""
 
-  def score(params, layout, with_entropy, forward_mode=False):
+  def score(params, layout, wanted, forward_mode=False):
     return model.score(
-      params, layout, temperature, with_entropy, forward_mode=forward_mode
+      params, layout, temperature, wanted, forward_mode=forward_mode
     )
 
   return score

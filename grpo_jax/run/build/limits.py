@@ -155,7 +155,7 @@ _NAMES = frozenset(
 _WORDS = frozenset(
   'advantage age capped clip conflict detached elapsed ends expert gated '
   'importance kept log needed off outside penalized positive pruned router '
-  'sampler saturated stale tokens value'.split()
+  'sampler saturated stale teacher tokens value'.split()
 )
 
 
@@ -231,6 +231,7 @@ def check_memory(
   model: models.Transformer,
   mesh: jax.sharding.Mesh,
   teacher: TeacherSpec | None = None,
+  draws: bool = True,
 ) -> None:
   """Raises a ValueError if a run needs more memory than there is in any case.
 
@@ -244,12 +245,16 @@ def check_memory(
     model: Its shapes.
     mesh: The devices.
     teacher: Of the run, if it has one.
+    draws: Whether these devices draw completions.
   """
   found, shape = _memory(mesh), model.config
   if found is None:
     return
-  state, row = _state_bytes(config, model, mesh), _row_bytes(config, shape)
-  number, width, rows = _pool_bytes(config, shape)
+  state = _state_bytes(config, model, mesh)
+  row, number, width, rows = 0, 0, 0, 0
+  if draws:
+    row = _row_bytes(config, shape)
+    number, width, rows = _pool_bytes(config, shape)
   # There is no gradient while turns are drawn.
   kept = _state_bytes(config, model, mesh, gradient=0)
   taught, least = _teacher_bytes(teacher, mesh), max(state + row, kept + rows)
@@ -350,12 +355,10 @@ def _pool_bytes(
 
   Returns:
     How many there are, tokens of each, and their least bytes; zeros if
-    completions are drawn without an environment, or elsewhere.
+    completions are drawn without an environment.
   """
   sampler = config.sampler
   if not config.environment.name or config.environment.max_turns == 1:
-    return 0, 0, 0
-  if config.engine.kind == 'http':
     return 0, 0, 0
   rows = min(sampler.prompts * sampler.group, sampler.max_rows)
   width = build_environment.context_tokens(config)

@@ -21,8 +21,8 @@ from grpo_jax.run.keep.objects import Objects
 
 # The fields that a run computes for a method that requires them.
 _KNOWN = {
-  'age', 'entropy', 'logp_teacher', 'noise', 'updates_done',
-  *losses.Batch._fields,
+  'age', 'entropy', 'logp_top', 'noise', 'updates_done', 'teacher_top_ids',
+  *losses.OF_TEACHER, *losses.Batch._fields,
 }  # fmt: skip
 # What is in the extras of some rollouts already, with shapes of their own.
 _OF_ROLLOUTS = {
@@ -173,7 +173,8 @@ def method_of(
       batch, state = losses.credit(loss, zeros(), loss.init())
       batch = losses.prepare(loss, batch, state)
       logp = jnp.zeros(batch.mask.shape)
-      return losses.surrogate_loss(loss, logp, batch, state, logp)
+      top = batch.extras.get('teacher_top_logp')
+      return losses.surrogate_loss(loss, logp, batch, state, logp, top)
 
     try:
       jax.eval_shape(run_chain)
@@ -303,7 +304,9 @@ def _slope(
     batch, state = losses.credit(method, batch, method.init())
     batch = losses.prepare(method, batch, state)
     return jax.grad(
-      lambda x: losses.surrogate_loss(method, x, batch, state, -logp)[0]
+      lambda x: losses.surrogate_loss(
+        method, x, batch, state, -logp, batch.extras.get('teacher_top_logp')
+      )[0]
     )(logp)
 
   return slope

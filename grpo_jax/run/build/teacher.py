@@ -45,20 +45,8 @@ def teacher_spec(
     ValueError: The method reads no teacher and there is one, or the reverse;
       the teacher cannot be read, or has another tokenizer.
   """
-  path, name = config.teacher.path, config.learner.method
-  urls = config.teacher.urls
-  reads = 'logp_teacher' in method.requires
-  if reads and not (path or urls):
-    raise ValueError(
-      f'The method {name!r} reads logp_teacher, and config.teacher.path is '
-      'empty; give the model that is to be the teacher.'
-    )
-  if (path or urls) and not reads:
-    given = f'path={path!r}' if path else f'urls={urls!r}'
-    raise ValueError(
-      f'config.teacher.{given}, but the method {name!r} reads no '
-      "logp_teacher; give a method that does, such as 'opd', or no teacher."
-    )
+  _check_method(config, method, policy)
+  path = config.teacher.path
   if not path:
     return None
   if is_object(path) or importing.is_function(path):
@@ -74,6 +62,8 @@ def teacher_spec(
       "'float32', or a folder that `grpo-jax convert` makes of the run."
     )
   if tokenizer is not None:
+    # A path of nothing is refused as such, not for the tokenizer it lacks.
+    build_model.source(path, needs_weights=False)
     check_tokenizer(path, tokenizer, data.tokenizer_from(path))
   own = dataclasses.replace(
     config,
@@ -105,6 +95,39 @@ def teacher_spec(
     offload=config.teacher.offload,
     is_base=is_base,
   )
+
+
+def _check_method(
+  config: Config, method: losses.LossTransform, policy: models.Model
+) -> None:
+  """Raises a ValueError unless the method reads what there is of a teacher."""
+  path, name = config.teacher.path, config.learner.method
+  urls = config.teacher.urls
+  reads = sorted(losses.OF_TEACHER & method.requires)
+  if reads and not (path or urls):
+    raise ValueError(
+      f'The method {name!r} reads {reads[0]}, and config.teacher.path is '
+      'empty; give the model that is to be the teacher.'
+    )
+  if (path or urls) and not reads:
+    given = f'path={path!r}' if path else f'urls={urls!r}'
+    raise ValueError(
+      f'config.teacher.{given}, but the method {name!r} reads no '
+      "logp_teacher; give a method that does, such as 'opd', or no teacher."
+    )
+  of_top = sorted({'logp_top', 'teacher_top_logp'} & method.requires)
+  if of_top and not method.top_tokens:
+    raise ValueError(
+      f'The method {name!r} reads {of_top[0]}, but does not say of how many of '
+      "the teacher's likeliest tokens; give the transform that reads it "
+      'top_tokens, as in transform._replace(top_tokens=16).'
+    )
+  if method.top_tokens > policy.vocab_size:
+    raise ValueError(
+      f"The method {name!r} reads the teacher's {method.top_tokens} likeliest "
+      f'tokens, but the policy has {policy.vocab_size}; give a smaller number '
+      'in config.learner.method_kwargs.'
+    )
 
 
 def is_policy_base(config: Config) -> bool:

@@ -9,6 +9,8 @@
   devices, the rollouts that were done before, whether it replays others, how
   many records and which hash its data had, and which fields of the config it
   has changed. A start over data that has changed warns.
+- `servers.json` says how servers that draw know the versions of the run; see
+  `earlier.py`.
 - `checkpoints/`, `warm_up/`, `completions/`, `evaluations/` and `exports/` are
   written by `progress.py`, `warm_up.py` and `reports.py`, `metrics.jsonl` and
   `tensorboard/` by `monitor/`.

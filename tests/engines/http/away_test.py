@@ -10,13 +10,14 @@ from grpo_jax.engines.http import servers
 from grpo_jax.engines.http.servers import Away
 from tests.engines.http import engines
 from tests.engines.http import fake_server
-from tests.engines.http.engine_test import KIND
-from tests.engines.http.engine_test import LOAD
 from tests.engines.http.engine_test import drawn_by
-from tests.engines.http.engine_test import rooms
 from tests.engines.http.engine_test import turns_until
+from tests.engines.http.engines import KIND
+from tests.engines.http.engines import LOAD
 from tests.engines.http.engines import alone  # noqa: F401
 from tests.engines.http.engines import asked
+from tests.engines.http.engines import dialects
+from tests.engines.http.engines import rooms
 from tests.engines.http.engines import staged
 from tests.engines.http.fake_server import FakeServer
 from tests.engines.http.fake_server import Fault
@@ -46,7 +47,7 @@ def test_a_server_that_forgets_is_told_again_by_one(
     assert not stage.said
 
 
-@pytest.mark.parametrize('dialect', engines.DIALECTS)
+@dialects
 def test_a_server_that_draws_by_an_older_version(tmp_path, dialect):
   """Of this run, but not the one that was asked for."""
   with staged(tmp_path, dialect, False) as stage:
@@ -222,7 +223,7 @@ def test_all_die(tmp_path, dialect, adapters):
     engines.complete(stage, asked(), 7, 0)
 
 
-@pytest.mark.parametrize('dialect', engines.DIALECTS)
+@dialects
 def test_one_that_hangs_is_late(tmp_path, dialect):
   """The limit is long for those that answer, if the machine is busy."""
   fault = Fault(KIND[dialect], answers(how='hangs'))

@@ -6,14 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from grpo_jax.config import Config
 from grpo_jax.config import Engine
 from grpo_jax.config import http_client
 from grpo_jax.engines.http import conformance
 from grpo_jax.engines.http import servers as servers_lib
-from grpo_jax.engines.http.sglang import Sglang
-from grpo_jax.engines.http.vllm import Vllm
 from grpo_jax.run.build import engine as build_engine
+from tests.engines.http import engines
 from tests.serving import served
 
 NUMBER = 16  # ids
@@ -25,10 +23,6 @@ NAMES = (
   'an unknown policy is refused', 'version of the weights',
   'likeliest tokens of a text',
 )  # fmt: skip
-DIALECTS = {
-  'vllm': lambda adapters: Vllm('policy', adapters),
-  'sglang': Sglang,
-}
 
 
 class Bigram:
@@ -186,17 +180,18 @@ class Bigram:
     return {'output_ids': drawn, 'meta_info': meta}
 
 
-def examined(servers, make, policy=''):
+def examined(servers, dialect, policy=''):
   found = []
-  suite = conformance.Suite(servers, make(True), make(False), policy)
+  known = (engines.spoken(dialect, adapters) for adapters in (True, False))
+  suite = conformance.Suite(servers, *known, policy)
   fine = suite.examine(found.append)
   assert fine == all(one.verdict != 'FAILED' for one in found)
   return found
 
 
-@pytest.mark.parametrize('name', DIALECTS)
+@pytest.mark.parametrize('name', engines.DIALECTS)
 def test_a_sound_server_passes(name):
-  found = examined(Bigram(name), DIALECTS[name])
+  found = examined(Bigram(name), name)
   assert [one.name for one in found] == [*NAMES]
   assert {one.verdict for one in found} == {'ok'}, found
   said = {one.name: one.said for one in found}
@@ -282,12 +277,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize('name', DIALECTS)
+@pytest.mark.parametrize('name', engines.DIALECTS)
 @pytest.mark.parametrize('fault', FAULTS)
 def test_a_check_goes_red_by_the_fault_that_it_is_for(fault, name):
   if fault == 'base answers' and name == 'sglang':
     pytest.skip('its answers name no adapter')
-  found = examined(Bigram(name, [fault]), DIALECTS[name])
+  found = examined(Bigram(name, [fault]), name)
   for place, (verdict, said) in FAULTS[fault].items():
     one = found[place]
     assert one.name == NAMES[place] and one.verdict == verdict, one
@@ -304,7 +299,7 @@ def test_a_check_goes_red_by_the_fault_that_it_is_for(fault, name):
 
 def test_likeliest_tokens_are_in_their_order():
   """SGLang's places are lists; vLLM's have no order, and are sorted."""
-  found = examined(Bigram('sglang', ['order']), Sglang)
+  found = examined(Bigram('sglang', ['order']), 'sglang')
   assert (found[11].verdict, found[11].said) == (
     'FAILED', 'they are not in the order of their probability',
   )  # fmt: skip
@@ -312,28 +307,22 @@ def test_likeliest_tokens_are_in_their_order():
 
 def test_who_does_not_answer_is_asked_nothing_more():
   server = Bigram('vllm', ['dead'])
-  (one,) = examined(server, DIALECTS['vllm'])
+  (one,) = examined(server, 'vllm')
   assert one == ('answers', 'FAILED', 'nothing (refused)')
   assert server.asked == 1
 
 
-@pytest.fixture(scope='module')
-def ours():
-  with served.opened(served.config_to_serve()) as found:
-    yield found
+ours = pytest.fixture(scope='module')(served.smallest)
 
 
-@pytest.mark.parametrize('name', DIALECTS)
+@pytest.mark.parametrize('name', engines.DIALECTS)
 def test_our_own_server_passes(ours, name):
   fields = Engine(
     kind='http', dialect=name, urls=(ours.url,), model=ours.service.name,
     concurrency=64,
   )  # fmt: skip
-  config = Config(engine=fields)
-  found = examined(
-    build_engine.servers(config),
-    lambda adapters: build_engine.dialect(config, adapters),
-  )
+  found = []
+  assert build_engine.suite(fields, '').examine(found.append)
   assert [one.name for one in found] == [*NAMES]
   assert {one.verdict for one in found} == {'ok'}, found
   if name == 'vllm':

@@ -21,6 +21,7 @@ from grpo_jax.engines.http.servers import Servers
 from grpo_jax.engines.http.sglang import Sglang
 from grpo_jax.engines.http.vllm import Vllm
 from tests.engines.http.engines import alone  # noqa: F401
+from tests.engines.http.engines import spoken
 from tests.engines.http.fake_server import FakeServer
 from tests.engines.http.fake_server import Fault
 from tests.engines.http.faults import answers
@@ -105,10 +106,6 @@ def recorded():
         yield pytest.param(name, one, *expected, id=f'{one["name"]} {number}')
 
 
-def dialect_of(name, adapters):
-  return Vllm('policy', adapters) if name == 'vllm' else Sglang(adapters)
-
-
 def completion(limit=3, sampling=SAMPLING, **fields):
   fields = {'ids': [1, 2, 3], 'seed': 5, 'policy': 'asked', **fields}
   return Completion(limit=limit, sampling=sampling, **fields)
@@ -134,7 +131,7 @@ def over_the_wire(name, recorded, call):
 
 @pytest.mark.parametrize('name,one,adapters,limit,expected', [*recorded()])
 def test_recorded_answers(name, one, adapters, limit, expected):
-  dialect, asked = dialect_of(name, adapters), completion(limit)
+  dialect, asked = spoken(name, adapters), completion(limit)
   call = dialect.complete(asked)
   if isinstance(expected, int):
     said = one['body'].get('error', one['body'])
@@ -327,7 +324,7 @@ LIKELY = [[-0.25, 7, None]]
 )
 def test_scores_that_are_none(name, answer, top):
   with pytest.raises(Unusable):
-    dialect_of(name, False).scored(answer, [1, 2], top)
+    spoken(name, False).scored(answer, [1, 2], top)
 
 
 def test_scores_of_more_than_were_asked_for():
@@ -452,7 +449,7 @@ def test_calls_that_change_what_a_server_knows():
 @pytest.mark.parametrize('name', ['vllm', 'sglang'])
 def test_what_is_so_already_is_fine(name, tmp_path):
   (tmp_path / 'weights.json').write_text('3')
-  server, dialect = FakeServer(name), dialect_of(name, True)
+  server, dialect = FakeServer(name), spoken(name, True)
   client = http_client.Client(
     'x', '', 5.0, 1, 0.1, 1.0, http_client.Limits(0, 8)
   )

@@ -10,22 +10,19 @@ from grpo_jax.engines.http import engine as engine_lib
 from grpo_jax.engines.http.texts import TextScores
 from tests.engines.http import engines
 from tests.engines.http import fake_server
+from tests.engines.http.engines import KIND
+from tests.engines.http.engines import LOAD
 from tests.engines.http.engines import alone  # noqa: F401
 from tests.engines.http.engines import asked
+from tests.engines.http.engines import dialects
+from tests.engines.http.engines import rooms
 from tests.engines.http.engines import staged
 from tests.engines.http.fake_server import BASE
 from tests.engines.http.fake_server import Fault
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
 
-KIND = {'vllm': 'completions', 'sglang': 'generate'}
 TURN_SECS = engine_lib._TURN_SECS  # that of users, and not of tests
-LOAD = {'vllm': 'pause', 'sglang': 'update_weights_from_disk'}
-
-rooms = pytest.mark.parametrize(
-  'dialect,adapters', engines.ROOMS, ids=engines.ROOM_IDS
-)
-dialects = pytest.mark.parametrize('dialect', engines.DIALECTS)
 
 
 def drawn_by(stage, dialect):
@@ -412,9 +409,9 @@ def test_texts_are_scored(tmp_path, dialect, adapters):
     policy = stage.engine._newest[0] if adapters else ''
     servers, spoken = stage.engine._servers, stage.engine._dialect
     score = TextScores(servers, spoken, policy)
-    for ids, logp in zip(texts, score(texts), strict=True):
+    for ids, known in zip(texts, score(texts), strict=True):
       want = [fake_server.score_of(one) for one in ids[1:]]
-      np.testing.assert_array_equal(logp, np.array(want, np.float32))
+      np.testing.assert_array_equal(known.logp, np.array(want, np.float32))
     assert drawn_by(stage, dialect) == [2, 1]
     for server in stage.servers:
       server.faults = [

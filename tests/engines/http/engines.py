@@ -17,6 +17,7 @@ from grpo_jax.config import http_client
 from grpo_jax.engines import protocol
 from grpo_jax.engines.http import engine as engine_lib
 from grpo_jax.engines.http import servers
+from grpo_jax.engines.http.dialects import Dialect
 from grpo_jax.engines.http.engine import HttpEngine
 from grpo_jax.engines.http.servers import Servers
 from grpo_jax.engines.http.sglang import Sglang
@@ -30,6 +31,11 @@ DIALECTS = 'vllm', 'sglang'
 # Of policies that are adapters, and of whole weights.
 ROOMS = [(d, a) for d in DIALECTS for a in (True, False)]
 ROOM_IDS = [f'{d}-{"adapters" if a else "weights"}' for d, a in ROOMS]
+dialects = pytest.mark.parametrize('dialect', DIALECTS)
+rooms = pytest.mark.parametrize('dialect,adapters', ROOMS, ids=ROOM_IDS)
+# Of the requests for completions, and of the first for whole weights.
+KIND = {'vllm': 'completions', 'sglang': 'generate'}
+LOAD = {'vllm': 'pause', 'sglang': 'update_weights_from_disk'}
 SAMPLING = protocol.Sampling(eos_ids=(fake_server.END,))
 
 
@@ -79,17 +85,25 @@ def _files() -> set[str]:
   return found
 
 
-@contextlib.contextmanager
-def staged(
-  tmp_path: Any,
+def spoken(dialect: str, adapters: bool) -> Dialect:
+  """A dialect, to servers that call their model 'policy'."""
+  return Vllm('policy', adapters) if dialect == 'vllm' else Sglang(adapters)
+
+
+def engine_of(
+  servers: Sequence[FakeServer],
   dialect: str,
   adapters: bool,
-  *faults: Sequence[fake_server.Fault],
+  folder: Any,
   **settings: Any,
-) -> Iterator[Stage]:
-  """An engine over one server for each list of faults.
+) -> HttpEngine:
+  """An engine over fake servers.
 
   Args:
+    servers: They draw.
+    dialect: Of theirs.
+    adapters: Whether policies are adapters.
+    folder: Of the versions.
     settings: Of the client, and `concurrency`.
   """
   concurrency = settings.pop('concurrency', 8)
@@ -105,21 +119,36 @@ def staged(
     ),
     **settings,
   )
+  urls = [one.url for one in servers]
+  return HttpEngine(
+    Servers(urls, http_client.Client(**settings), concurrency),
+    spoken(dialect, adapters),
+    Versions(folder, fake_server.write),
+    adapters,
+  )
+
+
+@contextlib.contextmanager
+def staged(
+  tmp_path: Any,
+  dialect: str,
+  adapters: bool,
+  *faults: Sequence[fake_server.Fault],
+  **settings: Any,
+) -> Iterator[Stage]:
+  """An engine over one server for each list of faults.
+
+  Args:
+    settings: See `engine_of`.
+  """
   known = [FakeServer(dialect, its) for its in faults or [[]]]
   said: list[str] = []
   folder = tmp_path / 'versions'
   try:
-    engine = HttpEngine(
-      Servers(
-        [one.url for one in known], http_client.Client(**settings), concurrency
-      ),
-      Vllm('policy', adapters) if dialect == 'vllm' else Sglang(adapters),
-      Versions(folder, fake_server.write),
-      adapters,
-    )
+    engine = engine_of(known, dialect, adapters, folder, **settings)
     engine.tell = said.append
     yield Stage(engine, known, said, folder)
-    engine.versions.close()
+    engine.close()
     assert not folder.exists()
   finally:
     for one in known:

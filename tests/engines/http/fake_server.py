@@ -352,6 +352,13 @@ def _health(server: FakeServer, body: Any) -> Reply:
   return Reply()
 
 
+def _models(server: FakeServer, body: Any) -> Reply:
+  del body
+  names = 'policy', *server.adapters
+  data = [{'id': name, 'object': 'model', 'parent': None} for name in names]
+  return Reply(body={'object': 'list', 'data': data})
+
+
 def _vllm_complete(server: FakeServer, body: Any) -> Reply:
   if server.paused:
     return _error(503, 'Generation is paused. Please retry after it resumes.')
@@ -462,6 +469,7 @@ def _label(server: FakeServer, body: Any) -> Reply:
 
 _VLLM = {
   '/health': _health,
+  '/v1/models': _models,
   '/v1/completions': _vllm_complete,
   '/v1/load_lora_adapter': _vllm_load,
   '/v1/unload_lora_adapter': _vllm_unload,
@@ -551,6 +559,7 @@ def _from_disk(server: FakeServer, body: Any) -> Reply:
 
 _SGLANG = {
   '/health': _health,
+  '/v1/models': _models,
   '/generate': _sglang_complete,
   '/load_lora_adapter': _sglang_load,
   '/unload_lora_adapter': _sglang_unload,

@@ -12,14 +12,13 @@ import pytest
 from grpo_jax.engines.http.servers import Away
 from tests.engines.http import engines
 from tests.engines.http import faults
+from tests.engines.http.engines import KIND
 from tests.engines.http.engines import alone  # noqa: F401
 from tests.engines.http.engines import asked
 from tests.engines.http.engines import staged
 from tests.engines.http.fake_server import Fault
 
 pytest.importorskip('httpx2', reason="needs pip install 'grpo_jax[http]'")
-
-KIND = {'vllm': 'completions', 'sglang': 'generate'}
 
 
 def over(rows):

@@ -278,10 +278,7 @@ def test_causes(found, places, tried, said):
   assert handshake.cause(gaps, np.array(places), tried) == said
 
 
-@pytest.fixture(scope='module')
-def ours():
-  with served.opened(served.config_to_serve()) as found:
-    yield found
+ours = pytest.fixture(scope='module')(served.smallest)
 
 
 @pytest.mark.parametrize('dialect', ['vllm', 'sglang'])

@@ -70,7 +70,9 @@ def test_sampler_and_learner_agree(temperature, changes):
   with jax.default_matmul_precision('highest'):
     drawn = generate(engine(model, params), options)
     rows = layout.shared_prompt(prompts, drawn.tokens, drawn.length, 8)
-    scores = tiny.score(model, params, rows, temperature, True)
+    scores = tiny.score(
+      model, params, rows, temperature, models.Wanted(entropy=True)
+    )
   entropy = tiny.gather(scores.entropy, rows, drawn.length)
   np.testing.assert_allclose(drawn.entropy, entropy, atol=1e-5)
   logp = tiny.gather(scores.logp, rows, drawn.length)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax.learner import step
 from grpo_jax.learner.instruments import geometry
 from grpo_jax.learner.instruments import hook
@@ -122,9 +123,7 @@ class Model:
 BIGRAM = Model(bigram.params(), bigram.score, bigram_learner, bigram_rollout)
 TINY = Model(
   PARAMS,
-  lambda params, rows, with_entropy: tiny.score(
-    MODEL, params, rows, with_entropy=with_entropy
-  ),
+  lambda params, rows, wanted: tiny.score(MODEL, params, rows, wanted=wanted),
   make_learner,
   make_rollout,
 )
@@ -177,13 +176,15 @@ def gradients(method, frozen=None, model=BIGRAM):
     moved = lora.join(
       *(lora.split(x, frozen)[k] for k, x in enumerate((moved, model.params)))
     )
-  logp_ref = model.score(moved, rows, False).logp
+  logp_ref = model.score(moved, rows, models.LOGP).logp
   batch = batch._replace(logp_ref=tiny.gather(logp_ref, rows, rollout.length))
 
   @jax.jit
   @jax.grad
   def gradient(params, p):
-    scores = model.score(params, rows, 'entropy' in chain.requires)
+    scores = model.score(
+      params, rows, models.Wanted('entropy' in chain.requires)
+    )
     logp, entropy = jax.tree.map(
       lambda x: tiny.gather(x, rows, rollout.length)[p][None],
       (scores.logp, scores.entropy),

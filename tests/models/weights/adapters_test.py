@@ -84,7 +84,7 @@ def test_the_way_back_of_some_weights(architecture, targets, tmp_path):
 
 @pytest.mark.parametrize('name', ['gemma2', 'smollm3', 'qwen3_next'])
 def test_the_way_back_with_grouped_heads_and_a_tail(name, tmp_path):
-  source = weights.source(golden.FOLDER / name)
+  source = weights.source(golden.folder(name))
   config = class_names_test.low_rank(source.config())
   assert config.tail and 1 < config.num_kv_heads < config.num_heads
   trained, _ = lora.split(golden.random_params(config), lora.trains)

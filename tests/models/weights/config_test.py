@@ -77,7 +77,7 @@ def test_what_is_written_reads_back_as_the_same_model(name):
 
 @pytest.mark.parametrize('name', golden.NAMES)
 def test_what_transformers_5_writes_reads_back_too(name):
-  config = weights.source(golden.FOLDER / name).config()
+  config = weights.source(golden.folder(name)).config()
   assert read(weights.config_to_huggingface(config)) == config
 
 

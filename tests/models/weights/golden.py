@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import pytest
 
 from grpo_jax import models
 from grpo_jax.models import layout
 from grpo_jax.models import weights
 
 FOLDER = pathlib.Path(__file__).parent / 'golden'
-NAMES = [path.name for path in sorted(FOLDER.iterdir())]
+# A release holds none of them.
+NAMES = [path.name for path in sorted(FOLDER.glob('*'))]
 LENGTHS = (12, 7)
 
 
@@ -33,12 +35,19 @@ class Golden(NamedTuple):
     return np.split(self.expected['tokens'].astype(np.int32), LENGTHS[:-1])
 
 
+def folder(name: str) -> pathlib.Path:
+  """Where the files of one of `NAMES` are; without any, the test is skipped."""
+  if not NAMES:
+    pytest.skip('the models are in the repository, and not in a release')
+  return FOLDER / name
+
+
 @functools.cache
 def golden(name: str) -> Golden:
   """One of `NAMES`, loaded onto one device."""
-  source = weights.source(FOLDER / name)
+  source = weights.source(folder(name))
   config = source.config()
-  expected = dict(np.load(FOLDER / name / 'expected.npz'))
+  expected = dict(np.load(folder(name) / 'expected.npz'))
   params = weights.load(source, config)
   return Golden(source, models.Transformer(config), params, expected)
 

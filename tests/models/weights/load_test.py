@@ -26,7 +26,7 @@ def folder(tmp_path):
   """A copy of a golden folder, to be changed."""
 
   def copy(name):
-    return shutil.copytree(golden.FOLDER / name, tmp_path / name)
+    return shutil.copytree(golden.folder(name), tmp_path / name)
 
   return copy
 

@@ -138,7 +138,7 @@ def test_blocks_without_their_scales_are_refused(
 
 
 def test_elsewhere_bytes_are_no_weights(tmp_path):
-  folder = golden.FOLDER / 'qwen3'
+  folder = golden.folder('qwen3')
   tensors = safetensors.load_file(folder / 'model.safetensors')
   tensors['model.norm.weight'] = np.zeros(24, np.uint8)
   safetensors.save_file(tensors, tmp_path / 'model.safetensors')

@@ -78,7 +78,7 @@ def assert_close(found, expected, tolerance=1e-5):
 @pytest.mark.parametrize('name', golden.NAMES)
 def test_the_golden_files_are_what_transformers_computes(name):
   one = golden.golden(name)
-  model = theirs(golden.FOLDER / name)
+  model = theirs(golden.folder(name))
   for row, logits in zip(
     one.rows, np.split(one.expected['right'], golden.LENGTHS[:-1])
   ):

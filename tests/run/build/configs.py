@@ -285,7 +285,6 @@ PAIRS = {
 # What the third config has instead of the second's values.
 THIRD = {
   'steps': 6,
-  'model.path': golden.FOLDER / 'qwen3_moe',
   'lora.rank': 0,
   'data.train': FILE('c.jsonl'),
   'data.heldout': '',
@@ -359,10 +358,11 @@ def config_of(number: int, folder: pathlib.Path) -> config_lib.Config:
   """One of the three configs, with files in a folder."""
   values = {name: pair[min(number, 1)] for name, pair in PAIRS.items()}
   if number == 2:  # the shape comes with the files
-    values = THIRD | {
+    third = THIRD | {'model.path': golden.folder('qwen3_moe')}
+    values = third | {
       name: value
       for name, value in values.items()
-      if name not in THIRD
+      if name not in third
       and (not name.startswith('model.') or name.endswith(COMPUTED))
     }
   values = jax.tree.map(

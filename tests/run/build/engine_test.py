@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import tempfile
 
 import jax
 import pytest
@@ -98,6 +99,30 @@ def test_a_model_is_named_by_its_path_and_an_adapter_is_written_alone(tmp_path):
   )
   assert build_engine.dialect(named, False)._model == 'of/others'
   assert folder
+
+
+def test_a_folder_of_its_own_is_made_with_the_first_version(
+  tmp_path, monkeypatch
+):
+  """What is built and does not begin leaves none; nobody else may read it."""
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  fields = ONE | {'key_env': '', 'folder': ''}
+  run, other = (built(tmp_path, fields, **{'lora.rank': 2}) for _ in range(2))
+  assert not [*tmp_path.iterdir()]
+  params = jax.tree.map(
+    lambda x: jax.numpy.ones(x.shape, x.dtype),
+    build.abstract_params(run).trained,
+  )
+  for one in (run, other):
+    one.engine.versions.publish(params, 0)
+  folders = [*tmp_path.iterdir()]
+  assert len(folders) == 2
+  for one in folders:
+    assert one.stat().st_mode & 0o777 == 0o700
+    assert one.name.startswith('grpo_jax_weights_')
+  for one in (run, other):
+    one.engine.versions.close()
+  assert not [*tmp_path.iterdir()]
 
 
 def test_what_evaluates_a_run_draws_by_itself(tmp_path):

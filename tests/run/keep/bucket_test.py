@@ -14,9 +14,11 @@ import pytest
 
 import grpo_jax as api
 from grpo_jax import config as config_lib
+from grpo_jax.engines.http.versions import Versions
 from grpo_jax.run import loop
 from grpo_jax.run import session
 from grpo_jax.run.keep import bucket
+from grpo_jax.run.keep import earlier
 from grpo_jax.run.keep import workdir
 from tests import bucket as stand_in
 from tests import cli
@@ -223,6 +225,23 @@ def test_the_error_of_a_run_is_raised_also_if_nothing_can_be_uploaded(
       raise RuntimeError('the reward')
   assert 'could not be uploaded' in capsys.readouterr().err
   assert (local / 'metrics.jsonl').exists()
+
+
+def test_the_word_of_a_run_is_there_before_servers_have_anything(
+  place, tmp_path, monkeypatch
+):
+  """The next start may have to know it, on whichever disk its copy is."""
+  monkeypatch.setattr(bucket, 'UPLOAD_SECS', 60.0)
+  words = []
+  for number in range(2):
+    with bucket.opened(URL) as local:
+      versions = Versions(tmp_path / f'{number}', lambda path, _: path.mkdir())
+      earlier.recognise(local, versions)
+      saved = json.loads((place / 'servers.json').read_text())
+    assert saved['folder'] == str(tmp_path / f'{number}')
+    assert saved['run'] == versions.run
+    words.append(versions.run)
+  assert words[0] == words[1]
 
 
 def test_a_profile_of_another_process_than_the_first_gets_there(place):
