@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,6 @@ class Case:
     ends: Ids that end a completion, 0 for a fixed length. Under random weights
       the length is then about geometric with mean `vocab / ends`.
     steps: To be timed, the first included, unless the command line says.
-    trl_parts: Micro-batches of TRL, where it needs too much memory otherwise.
     pretrained: Where weights, tokenizer and chat template come from; '' for
       random weights and one word per id.
     head_dim: Size of a head.
@@ -47,7 +47,6 @@ class Case:
   max_tokens: int
   ends: int = 0
   steps: int = 6
-  trl_parts: int = 1
   pretrained: str = ''
   head_dim: int = 32
   queries_per_key: int = 1
@@ -80,6 +79,11 @@ class Case:
     """Evenly spread, so that the reward favours neither long nor short."""
     return tuple(i * self.vocab // self.ends for i in range(self.ends))
 
+  @property
+  def parts(self) -> tuple[int, ...]:
+    """Numbers of micro-batches that peers try; each holds whole groups."""
+    return tuple(n for n in (1, 2, 3, 4, 8) if self.prompts % n == 0)
+
 
 CASES = {
   case.name: case
@@ -90,19 +94,9 @@ CASES = {
     Case('D', 'large vocabulary', 2, 128, 32768, 4, 4, 32, 32),
     Case('E', 'long shared prompt', 4, 256, 2048, 4, 16, 512, 64, steps=4),
     Case('F', 'ragged lengths', 4, 256, 2048, 16, 8, 64, 256, ends=32, steps=4),
-    Case(
-      'G',
-      'memory of the output layer',
-      2,
-      128,
-      151936,
-      4,
-      8,
-      64,
-      128,
-      steps=4,
-      trl_parts=4,
-    ),
+    Case('G', 'large output layer', 2, 128, 151936, 4, 8, 64, 128, steps=4),
+    Case('X', 'sizes that are no powers of 2', 3, 192, 1024, 6, 6, 48, 96),
+    Case('Y', 'few prompts, large groups', 6, 128, 8192, 2, 32, 24, 48),
     Case(
       'S',
       'a pretrained model: SmolLM2-135M-Instruct',
@@ -126,6 +120,29 @@ CASES = {
 }
 
 COMPLETION_PREFIX = 'Answer:'  # of a chat with a pretrained model
+
+
+def find(name: str) -> Case:
+  """The case of a name: one of `CASES`, or R with a number, drawn by it."""
+  if name in CASES:
+    return CASES[name]
+  if not re.fullmatch(r'R\d+', name):
+    raise ValueError(
+      f'{name!r} is no case; give one of {", ".join(CASES)}, or R with a '
+      'number.'
+    )
+  rng = random.Random(name)
+  return Case(
+    name,
+    'drawn at random',
+    layers=rng.randint(2, 6),
+    width=32 * rng.randint(2, 8),
+    vocab=2 ** rng.randint(9, 15),
+    prompts=rng.randint(2, 8),
+    group=rng.randint(2, 16),
+    prompt_tokens=8 * rng.randint(2, 16),
+    max_tokens=8 * rng.randint(2, 16),
+  )
 
 
 def questions(number: int) -> list[str]:

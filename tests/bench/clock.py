@@ -16,10 +16,19 @@ START = time.perf_counter()  # of the process: import this before heavy things
 def parser(description: str | None) -> argparse.ArgumentParser:
   """The arguments that all frameworks take."""
   parser = argparse.ArgumentParser(description=description)
-  parser.add_argument('--case', required=True, help='a letter of cases.py')
+  parser.add_argument('--case', required=True, help='see `cases.find`')
   parser.add_argument('--steps', type=int, default=6)
   parser.add_argument('--dtype', default='float32', help='of the arithmetic')
   return parser
+
+
+def peer_parser(description: str | None) -> argparse.ArgumentParser:
+  """Those, and what is tried for peers alone."""
+  found = parser(description)
+  found.add_argument(
+    '--parts', type=int, default=1, help='micro-batches of an update'
+  )
+  return found
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ RECORDS = 2048  # of a prompt file
 
 def get_config(name: str) -> ConfigDict:
   """The config of the case `name`, for 6 steps."""
-  case = cases.CASES[name]
+  case = cases.find(name)
   config = default()
   config.steps = 6
 
@@ -71,7 +71,6 @@ def random_model(config: ConfigDict, case: cases.Case) -> None:
   config.model.num_heads = config.model.num_kv_heads = case.heads
   config.model.head_dim = case.head_dim
   config.model.mlp_width = case.mlp_width
-  config.model.unroll = case.layers <= 2  # a loop over few layers costs more
   config.data.tokenizer = str(tokenizer(case))
   config.data.pad_token = 't1'
   config.data.eos_tokens = tuple(f't{i}' for i in case.end_ids)

@@ -99,10 +99,16 @@ def cache_bytes(model: models.ModelConfig, streams: int) -> float:
   return 4.0 * numbers * tokens
 
 
-def secs_of_a_step(case: str, streams: int) -> float:
-  """The median over turns, without reading prompts."""
+def secs_of_a_step(case: str, streams: int, most: int = GROUP) -> float:
+  """The median over turns, without reading prompts.
+
+  Args:
+    case: Its model.
+    streams: Completions at a time.
+    most: Completions of a prompt, if there are as many streams.
+  """
   model, engine, _ = sampler(case)
-  group = min(GROUP, streams)
+  group = min(most, streams)
   rng = np.random.default_rng(0)
   prompts = rng.integers(1, model.vocab_size, (streams // group, PROMPT))
 

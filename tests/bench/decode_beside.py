@@ -3,12 +3,13 @@
 python tests/bench/decode_beside.py --cases C,S --streams 1,16,64
 python tests/bench/decode_beside.py --cases S --llama_cpp FOLDER
 
-All have the same float32 weights, prompts of 64 tokens, and draw 64. They take
-turns, each peer in a process of its own. A cell has a peer's milliseconds of a
-step, and their ratio to ours. transformers has a static cache; `compiled` is
-`torch.compile` around its model. FOLDER has `llama-quantize` and
-`llama-batched-bench` of llama.cpp; the second takes random tokens instead of
-drawing them. Nothing else should run on the machine meanwhile.
+All have the same float32 weights, a prompt of 64 tokens for each stream, and
+draw 64. They take turns, each peer in a process of its own. A cell has a peer's
+milliseconds of a step, and their ratio to ours. transformers has a static
+cache; `compiled` is `torch.compile` around its model. FOLDER has
+`llama-quantize` and `llama-batched-bench` of llama.cpp; the second takes
+random tokens instead of drawing them. Nothing else should run on the machine
+meanwhile.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def cells(args, case: str, streams: int) -> list[str]:
   """Of one row: our milliseconds, then each peer's with the ratio."""
   found: dict[str, list[float]] = {'grpo_jax': []}
   for _ in range(args.turns):
-    found['grpo_jax'].append(decode.secs_of_a_step(case, streams))
+    found['grpo_jax'].append(decode.secs_of_a_step(case, streams, most=1))
     for peer in PEERS:
       if peer != 'llama.cpp' or (args.llama_cpp and case == 'S'):
         found.setdefault(peer, []).append(secs(args, peer, case, streams))
@@ -115,9 +116,9 @@ def secs(args, peer: str, case: str, streams: int) -> float:
 
 def weights(case: str) -> list[str]:
   """Where the weights of a pretrained case are, for a peer."""
-  if not cases.CASES[case].pretrained:
+  if not cases.find(case).pretrained:
     return []
-  return [f'--weights={bench_config.pretrained(cases.CASES[case])}']
+  return [f'--weights={bench_config.pretrained(cases.find(case))}']
 
 
 def llama_cpp(args, streams: int) -> list[str | pathlib.Path]:
@@ -137,7 +138,7 @@ def llama_cpp(args, streams: int) -> list[str | pathlib.Path]:
 
 def float32_gguf(folder: pathlib.Path) -> pathlib.Path:
   """The weights of case S as llama.cpp's own file, converted when missing."""
-  case = cases.CASES['S']
+  case = cases.find('S')
   path = bench_config.pretrained(case).with_suffix('.gguf')
   if not path.exists():
     part = path.with_suffix('.part')

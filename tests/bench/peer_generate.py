@@ -60,7 +60,7 @@ def model_of(args: argparse.Namespace) -> transformers.LlamaForCausalLM:
       args.weights, dtype=torch.float32
     )
   else:
-    model = peer_trl.model_of(cases.CASES[args.case])
+    model = peer_trl.model_of(cases.find(args.case))
   model.eval()
   model.generation_config = transformers.GenerationConfig(eos_token_id=None)
   if args.compiled:

@@ -27,10 +27,10 @@ import trl  # noqa: E402
 
 def main() -> None:
   """Trains, and says how long each part of each step took."""
-  parser = clock_lib.parser(__doc__)
+  parser = clock_lib.peer_parser(__doc__)
   parser.add_argument('--weights', help='the folder of a pretrained case')
   args = parser.parse_args()
-  clock, case = clock_lib.Clock(), cases.CASES[args.case]
+  clock, case = clock_lib.Clock(), cases.find(args.case)
   with tempfile.TemporaryDirectory(prefix='trl_bench_') as folder:
     # From a folder, because TRL loads its reference from the policy's.
     source = args.weights or f'{folder}/model'
@@ -105,8 +105,8 @@ def settings(case: cases.Case, args, folder: str) -> trl.GRPOConfig:
   return trl.GRPOConfig(
     output_dir=folder,
     max_steps=args.steps,
-    per_device_train_batch_size=case.rows // case.trl_parts,
-    gradient_accumulation_steps=case.trl_parts,
+    per_device_train_batch_size=case.rows // args.parts,
+    gradient_accumulation_steps=args.parts,
     num_generations=case.group,
     max_completion_length=case.max_tokens,
     num_iterations=1,

@@ -47,8 +47,8 @@ class Words:
 
 def main() -> None:
   """Trains, and says how long each part of each step took."""
-  args = clock_lib.parser(__doc__).parse_args()
-  clock, case = clock_lib.Clock(), cases.CASES[args.case]
+  args = clock_lib.peer_parser(__doc__).parse_args()
+  clock, case = clock_lib.Clock(), cases.find(args.case)
   # Explicit axes, JAX's default, raise in Tunix's embedding.
   auto = (jax.sharding.AxisType.Auto,) * 2
   mesh = jax.make_mesh((1, 1), ('fsdp', 'tp'), axis_types=auto)
@@ -64,7 +64,7 @@ def main() -> None:
         epsilon=0.2,
       ),
     )
-    measure(cluster, clock)
+    measure(cluster, clock, args.parts)
     rows = prompts(case, args.steps)
     clock.asked = time.perf_counter()
     learner.train(grain.MapDataset.source(rows).batch(case.prompts))
@@ -108,6 +108,10 @@ def build(case: cases.Case, mesh, args):
         actor_optimizer=optax.adamw(case.learning_rate),
         eval_every_n_steps=10**6,
         max_steps=args.steps,
+        mini_batch_size=case.prompts,
+        train_micro_batch_size=case.prompts // args.parts,
+        compute_logps_micro_batch_size=case.prompts // args.parts,
+        rollout_micro_batch_size=case.prompts,
       ),
       rollout_config=base_rollout.RolloutConfig(
         max_tokens_to_generate=case.max_tokens,
@@ -144,11 +148,11 @@ def prompts(case: cases.Case, steps: int):
   return [{'prompts': ' '.join(map(str, row))} for row in ids]
 
 
-def measure(cluster, clock: clock_lib.Clock) -> None:
-  """Puts clocks around what a step calls."""
+def measure(cluster, clock: clock_lib.Clock, parts: int) -> None:
+  """Puts clocks around what a step calls, an update in several parts."""
   generate = cluster.generate
   score, update = cluster.get_ref_per_token_logps, cluster.update_actor
-  ref_secs = []
+  ref_secs, part_secs = [], []
 
   def generate_timed(*args, **kwargs):
     start = time.perf_counter()
@@ -167,8 +171,11 @@ def measure(cluster, clock: clock_lib.Clock) -> None:
     start = time.perf_counter()
     result = update(*args, **kwargs)
     jax.block_until_ready(nnx.state(cluster.actor_trainer.model))
-    clock.update_secs.append(ref_secs[-1] + time.perf_counter() - start)
-    clock.end_step()
+    part_secs.append(time.perf_counter() - start)
+    if len(part_secs) == parts:
+      clock.update_secs.append(ref_secs[-1] + sum(part_secs))
+      clock.end_step()
+      part_secs.clear()
     return result
 
   cluster.generate = generate_timed

@@ -1,20 +1,28 @@
 """Times grpo_jax and its peers in turns, each run in a process of its own.
 
-python tests/bench/run.py --cases A,B,C,D,E,F,G --peers tunix,trl
+python tests/bench/run.py --cases A,B,C,D,X,Y,R --peers tunix,trl
 python tests/bench/run.py --restart --cases A,B
 
-Prints Markdown: for each quantity a table of cases, and what grpo_jax uses of
-the machine's limits. The peers' environments are made when missing. Nothing
-else should run on the machine meanwhile.
+R is a case of random sizes, another one in each run; it is told as R with a
+number, by which it can be had again. Before its turns, each peer tries some
+numbers of micro-batches, and what grpo_jax sets for a CPU or not; it takes its
+turns with what was fastest.
+
+Prints Markdown: for each quantity a table of cases, what was tried, and what
+grpo_jax uses of the machine's limits. The peers' environments are made when
+missing. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
+from collections.abc import Mapping
 import datetime
 import json
+import math
 import os
 import pathlib
 import platform
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -30,6 +38,11 @@ from tests.bench import environments  # noqa: E402
 from tests.bench import tables  # noqa: E402
 from tests.bench import work  # noqa: E402
 
+# What grpo_jax sets for itself, see commands/start.py.
+ON_A_CPU = {
+  'XLA_FLAGS': '--xla_backend_optimization_level=2',
+  'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
+}
 SCRIPTS = {'grpo_jax': 'ours', 'tunix': 'peer_tunix', 'trl': 'peer_trl'}
 
 
@@ -49,15 +62,27 @@ def main() -> None:
   limits = run(args, [sys.executable, HERE / 'limits.py'])
   if 'error' in limits:
     sys.exit(f'limits.py failed: {limits["error"]}')
-  results = {}
+  results, tried = {}, {}
   for name in args.cases:
+    best = {}
+    for contender in contenders[len(args.dtypes) :]:
+      python = pythons[contender.framework]
+      found = tries(args, python, name, contender)
+      tried[name, contender] = found
+      best[contender] = min(found, key=found.__getitem__)
     for turn in range(args.repeats):
       for contender in contenders:
         print(f'{name}, turn {turn + 1}: {contender}', file=sys.stderr)
-        result = timed(args, pythons[contender.framework], name, contender)
+        result = timed(
+          args,
+          pythons[contender.framework],
+          name,
+          contender,
+          best.get(contender),
+        )
         results.setdefault((name, contender), []).append(result)
         save(args.json, results, limits)
-  print(report(results, contenders, limits))
+  print(report(results, contenders, limits, tried))
 
 
 def arguments() -> argparse.Namespace:
@@ -94,8 +119,14 @@ def arguments() -> argparse.Namespace:
     help='time a cold and a warm start of each case instead',
   )
   args = parser.parse_args()
+  drawn = f'R{secrets.randbelow(10**5)}'
+  args.cases = [drawn if name == 'R' else name for name in args.cases]
+  for name in args.cases:
+    try:
+      cases_lib.find(name)
+    except ValueError as error:
+      parser.error(str(error))
   for given, known in (
-    (args.cases, cases_lib.CASES),
     (args.peers, environments.PACKAGES),
     (args.dtypes, work.FLOAT_BYTES),
   ):
@@ -109,29 +140,62 @@ def arguments() -> argparse.Namespace:
   return args
 
 
-def timed(args, python, name: str, contender, *more) -> tables.Result:
-  """One run of one contender; see `run`."""
-  steps = args.steps or cases_lib.CASES[name].steps
+def tries(args, python, name: str, contender) -> dict[tables.Setting, float]:
+  """Seconds of a step of a peer, with each setting; infinite where it fails."""
+  settings = [
+    *(tables.Setting(parts, True) for parts in cases_lib.find(name).parts),
+    tables.Setting(1, False),
+  ]
+  few = max(3, steps_of(args, name) // 3)
+  found = {}
+  for setting in settings:
+    print(f'{name}, tried: {contender}, {setting}', file=sys.stderr)
+    result = timed(args, python, name, contender, setting, f'--steps={few}')
+    found[setting] = (
+      math.inf if 'error' in result else tables.steady(result, 'step_secs')
+    )
+  return found
+
+
+def steps_of(args, name: str) -> int:
+  """Steps of a run of a case."""
+  return args.steps or cases_lib.find(name).steps
+
+
+def timed(
+  args,
+  python,
+  name: str,
+  contender,
+  setting: tables.Setting | None = None,
+  *more: str,
+) -> tables.Result:
+  """One run of one contender, of a peer with a setting; see `run`."""
   script = HERE / f'{SCRIPTS[contender.framework]}.py'
-  case = cases_lib.CASES[name]
+  case = cases_lib.find(name)
   if contender.framework == 'tunix' and case.pretrained:
     return {'error': 'peer_tunix.py has random models alone'}
   if contender.framework == 'trl' and case.pretrained:
     more = (*more, f'--weights={bench_config.pretrained(case)}')
+  environment = {}
+  if setting is not None:
+    more = (*more, f'--parts={setting.parts}')
+    environment = ON_A_CPU if setting.as_ours else {}
   return run(
     args,
     [
       python,
       script,
       f'--case={name}',
-      f'--steps={steps}',
+      f'--steps={steps_of(args, name)}',
       f'--dtype={contender.dtype}',
       *more,
     ],
+    environment,
   )
 
 
-def run(args, command) -> tables.Result:
+def run(args, command, more: Mapping[str, str] = {}) -> tables.Result:
   """The JSON that a command prints last, or `{'error': why not}`.
 
   It may use the memory that is free now and no more, so that a case that is too
@@ -139,7 +203,7 @@ def run(args, command) -> tables.Result:
   checkout, as pip does for the installed peers.
   """
   free = available_bytes()
-  environment = {**os.environ, 'PYTHONDONTWRITEBYTECODE': ''}
+  environment = {**os.environ, 'PYTHONDONTWRITEBYTECODE': '', **more}
 
   def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (free, free))
@@ -183,11 +247,12 @@ def save(path: pathlib.Path | None, results: tables.Results, limits) -> None:
     path.write_text(json.dumps({'limits': limits, 'runs': runs}, indent=1))
 
 
-def report(results: tables.Results, contenders, limits) -> str:
+def report(results: tables.Results, contenders, limits, tried) -> str:
   """Everything that is printed."""
   parts = [header(results, limits)]
   for quantity in tables.QUANTITIES:
     parts.append(tables.table(results, contenders, quantity))
+  parts.append(tables.tried_table(tried))
   ours = [c for c in contenders if c.framework == 'grpo_jax']
   parts.append(tables.limits_table(results, ours, limits))
   if failed := tables.errors(results):
@@ -225,7 +290,7 @@ def restart(args) -> str:
     with tempfile.TemporaryDirectory(prefix='grpo_jax_bench_cache_') as cache:
       for start in 'cold', 'warm':
         result = timed(
-          args, sys.executable, name, tables.OURS, f'--cache={cache}'
+          args, sys.executable, name, tables.OURS, None, f'--cache={cache}'
         )
         if 'error' in result:
           cells = [result['error'], '-']

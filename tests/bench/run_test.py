@@ -69,6 +69,42 @@ def test_a_table_says_what_failed():
   assert '| A | failed |' in tables.table(nothing, [tables.OURS], STEP)
 
 
+def test_a_peer_takes_its_turns_with_what_was_fastest(monkeypatch, capsys):
+  asked = []
+
+  def run_one(args, command, environment):
+    said = dict(word.split('=') for word in command[2:])
+    asked.append((said['--parts'], said['--steps'], len(environment)))
+    if said['--parts'] == '4':
+      return {'error': 'no memory'}
+    return result(9.0, {'1': 3.0, '2': 2.0}[said['--parts']])
+
+  monkeypatch.setattr(run, 'run', run_one)
+  args = argparse.Namespace(steps=None)
+  found = run.tries(args, 'python', 'A', TRL)
+  assert [parts for parts, *_ in asked] == ['1', '2', '4', '1']
+  assert [variables for *_, variables in asked] == [2, 2, 2, 0]
+  bare = tables.Setting(1, as_ours=False)
+  assert min(found, key=found.__getitem__) == tables.Setting(2, as_ours=True)
+  assert found[bare] == 3.0 and found[tables.Setting(4, True)] == float('inf')
+  line = tables.tried_table({('A', TRL): found}).splitlines()[-1]
+  secs = '1 part: 3.00; 2 parts: 2.00; 4 parts: inf; 1 part, bare: 3.00'
+  assert line == f'| A | trl | {secs} | 1.53 times |'
+  alone = dataclasses.replace(cases.CASES['A'], prompts=16, group=1)
+  assert work.unshared(alone) == 1
+
+
+def test_a_random_case_has_a_name_by_which_it_is_the_same():
+  one, other = cases.find('R1'), cases.find('R2')
+  assert one == cases.find('R1') and one.name == 'R1'
+  assert dataclasses.replace(one, name='R2') != other
+  for case in (cases.find(f'R{n}') for n in range(50)):
+    assert case.width == case.heads * case.head_dim
+    assert case.parts[0] == 1 and case.rows <= 128
+  with pytest.raises(ValueError, match='no case; give one of A, B'):
+    cases.find('Q')
+
+
 def test_the_share_of_the_machine_is_work_over_time():
   results = {('A', tables.OURS): [result(9.0, 4.0, tokens=512)]}
   limits = {'float32_gflops': 1e-9, 'copy_gbytes': 2e-9}  # 1 FLOP/s, 2 bytes/s
@@ -145,7 +181,7 @@ def test_what_the_benchmark_writes_can_be_drawn_again(tmp_path):
 def test_a_restart_has_what_the_start_before_it_has_compiled(monkeypatch):
   caches = []
 
-  def timed(args, python, name, contender, cache):
+  def timed(args, python, name, contender, setting, cache):
     caches.append(cache)
     if name == 'B' and caches.count(cache) == 2:
       return {'error': 'it broke'}

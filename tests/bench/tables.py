@@ -30,6 +30,23 @@ class Contender(NamedTuple):
 
 OURS = Contender('grpo_jax', 'float32')
 
+
+class Setting(NamedTuple):
+  """What a peer takes its turns with.
+
+  Attributes:
+    parts: Micro-batches of an update.
+    as_ours: Whether its process has what grpo_jax sets for a CPU.
+  """
+
+  parts: int
+  as_ours: bool
+
+  def __str__(self) -> str:
+    parts = '1 part' if self.parts == 1 else f'{self.parts} parts'
+    return parts if self.as_ours else f'{parts}, bare'
+
+
 Result = dict[str, Any]
 Results = Mapping[tuple[str, Contender], Sequence[Result]]
 
@@ -124,6 +141,29 @@ def table(
   return f'**{quantity.title}**\n\n' + markdown(lines)
 
 
+def tried_table(
+  tried: Mapping[tuple[str, Contender], Mapping[Setting, float]],
+) -> str:
+  """Seconds of a step of each peer by setting, and what is read anew.
+
+  Args:
+    tried: Infinite where a run failed.
+
+  Returns:
+    Lines of Markdown. The last column is by how much a rollout's operations
+    grow where a prompt is read for each of its completions, as peers do.
+  """
+  rows = [
+    ['case', 'peer', 'seconds by setting', 'work, prompts not shared'],
+    ['---'] * 4,
+  ]
+  for (name, contender), found in tried.items():
+    secs = '; '.join(f'{one}: {number(found[one])}' for one in found)
+    times = work.unshared(cases.find(name))
+    rows.append([name, str(contender), secs, f'{times:.2f} times'])
+  return '**Settings that peers tried**\n\n' + markdown(rows)
+
+
 def limits_table(
   results: Results, contenders: Sequence[Contender], limits: Mapping[str, float]
 ) -> str:
@@ -161,7 +201,7 @@ def limits_table(
         statistics.median(steady(r, key) for r in done)
         for key in ('tokens', 'sample_secs', 'update_secs')
       )
-      case = cases.CASES[name]
+      case = cases.find(name)
       trained = work.learn_flops(case, tokens) / update / 1e9
       drawn = work.forward_flops(case, tokens) / sample / 1e9
       read = work.decode_bytes(case, tokens, contender.dtype) / sample / 1e9

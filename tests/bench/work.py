@@ -1,5 +1,7 @@
 """How much work a case is: arithmetic and bytes, by counting."""
 
+import dataclasses
+
 import numpy as np
 
 from grpo_jax import models
@@ -42,6 +44,17 @@ def forward_flops(case: Case, tokens: float) -> float:
     config, case.prompt_tokens + 1 + np.arange(mean)
   )
   return float(case.prompts * prompt.sum() + tokens * completion.mean())
+
+
+def unshared(case: Case) -> float:
+  """How many times the operations are where completions share no prompt.
+
+  Args:
+    case: Its completions are taken to have their greatest length.
+  """
+  apart = dataclasses.replace(case, prompts=case.rows, group=1)
+  tokens = case.rows * case.max_tokens
+  return forward_flops(apart, tokens) / forward_flops(case, tokens)
 
 
 def learn_flops(case: Case, tokens: float) -> float:
