@@ -46,35 +46,16 @@ from grpo_jax.learner.types import Scoring  # noqa: E402
 from grpo_jax.mesh import sharding  # noqa: E402
 from grpo_jax.models import layout  # noqa: E402
 from tests import drawing  # noqa: E402
-
-_QWEN = dict(
-  vocab_size=151936,
-  num_kv_heads=2,
-  rope_base=1e6,
-  qkv_bias=True,
-  tied_embeddings=True,
-  remat='layer',
-)
-SHAPES = {
-  '0.5B': dict(
-    num_layers=24, width=896, num_heads=14, head_dim=64, mlp_width=4864, **_QWEN
-  ),
-  '1.5B': dict(
-    num_layers=28, width=1536, num_heads=12, head_dim=128, mlp_width=8960,
-    **_QWEN,
-  ),
-  'tiny': dict(
-    num_layers=2, width=64, num_heads=4, num_kv_heads=2, head_dim=16,
-    mlp_width=128, vocab_size=256,
-  ),
-}  # fmt: skip
+from tests.bench import accelerator_shapes as shapes  # noqa: E402
 
 
 def main(argv=None) -> dict:
   """Measures, prints a table and one line of JSON, which it returns."""
-  args = arguments(argv)
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--attention', default='auto', help='of training')
+  args = shapes.arguments(parser, argv)
   config = models.ModelConfig(
-    **SHAPES[args.shape],
+    **shapes.SHAPES[args.shape],
     compute_dtype=args.dtype,
     attention=args.attention,
   )
@@ -93,32 +74,8 @@ def main(argv=None) -> dict:
   told |= train(args, model, params, completions, told)
   memory = device.memory_stats() or {}
   told['peak_gib'] = memory.get('peak_bytes_in_use', 0) / 2**30
-  for name, value in told.items():
-    for row in value if isinstance(value, list) else [value]:
-      shown = f'{row:.4g}' if isinstance(row, float) else row
-      print(f'{name:32} {shown}')
-  print(json.dumps(told))
+  shapes.show(told)
   return told
-
-
-def arguments(argv=None):
-  """What the command line says."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--shape', choices=('0.5B', '1.5B'), default='0.5B')
-  sizes = dict(prompts=64, group=8, prompt_tokens=512, completion_tokens=1024)
-  for name, value in dict(sizes, micro_rows=1, repeats=3).items():
-    parser.add_argument(f'--{name}', type=int, default=value)
-  parser.add_argument('--dtype', default='bfloat16', help='or float32')
-  parser.add_argument('--attention', default='auto', help='of training')
-  parser.add_argument('--tiny', action='store_true', help='a check on a CPU')
-  args = parser.parse_args(argv)
-  if args.tiny:
-    args.shape, args.prompts, args.group = 'tiny', 2, 2
-    args.prompt_tokens = args.completion_tokens = 8
-    args.repeats = 1
-  return args
 
 
 def best_secs(run: Callable, repeats: int) -> float:

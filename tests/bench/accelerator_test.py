@@ -50,10 +50,33 @@ def test_the_whole_benchmark_runs(capsys):
 def test_the_shapes_are_those_of_the_models():
   sizes = {'0.5B': 494_032_768, '1.5B': 1_543_714_304}  # their model cards
   for shape, size in sizes.items():
-    config = accelerator.models.ModelConfig(**accelerator.SHAPES[shape])
+    config = accelerator.models.ModelConfig(**accelerator.shapes.SHAPES[shape])
     model = accelerator.models.Transformer(config)
     abstract = accelerator.jax.eval_shape(
       model.init, accelerator.jax.random.key(0)
     )
     leaves = accelerator.jax.tree.leaves(abstract)
     assert sum(x.size for x in leaves) == size
+
+
+@pytest.mark.reference
+def test_torch_does_the_same_work(capsys):
+  pytest.importorskip('torch')
+  pytest.importorskip('transformers')
+  from tests.bench import accelerator_torch
+
+  told = accelerator_torch.main(['--tiny', '--dtype', 'float32'])
+  *_, last = capsys.readouterr().out.splitlines()
+  assert json.loads(last) == told
+  assert told['train_tokens_per_sec'] * told['train_secs'] == pytest.approx(
+    2 * 8 + 2 * 2 * 8
+  )
+  config = accelerator.models.ModelConfig(**accelerator.shapes.SHAPES['tiny'])
+  model = accelerator.models.Transformer(config)
+  abstract = accelerator.jax.eval_shape(
+    model.init, accelerator.jax.random.key(0)
+  )
+  sizes = [x.size for x in accelerator.jax.tree.leaves(abstract)]
+  # Qwen 2 has biases of queries, keys and values, which the tiny one has not.
+  biases = 2 * (64 + 32 + 32)
+  assert told['parameters'] == sum(sizes) + biases
