@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import contextlib
 import gc
-from importlib import metadata
 import os
 import sys
 
@@ -12,7 +11,6 @@ from grpo_jax.planning import accelerators
 _THRESHOLDS = 100_000, 10, 10  # of Python's collector of garbage
 _XLA = 'XLA_FLAGS'
 _LEVEL = '--xla_backend_optimization_level'
-_EMITTERS = '--xla_cpu_use_fusion_emitters'
 _GLIBC = 'GLIBC_TUNABLES'
 _LARGE_PAGES = 'glibc.malloc.hugetlb'
 _LEAST_GLIBC = 2, 35
@@ -25,15 +23,12 @@ def prepare() -> None:
   Python looks for garbage in cycles after 100,000 new objects: tracing makes
   millions of small ones, and hardly one of them is in a cycle.
 
-  On a CPU there are three things more. tests/bench/README.md has the seconds
-  with and without them. The first two are left to `XLA_FLAGS` where these have
-  them, or name a file.
+  On a CPU there are two things more. tests/bench/README.md has the seconds with
+  and without them.
 
-  - LLVM optimizes at level 2 in place of 3: it compiles in less time, and what
-    it makes is as fast, and equal bit for bit in the benchmark's cases A and C.
-  - XLA emits fused loops the older way, where it has both (jaxlib before 0.11).
-    The newer one makes a module of LLVM for each, of one or two MiB while a
-    program is compiled, and an update has hundreds.
+  - LLVM optimizes at level 2 in place of 3, unless `XLA_FLAGS` has a level or
+    names a file: it compiles in less time, and what it makes is as fast, and
+    equal bit for bit in the benchmark's cases A and C.
   - malloc asks for pages of 2 MiB. The arrays of XLA come from malloc, which
     gives large ones back to the system when they are freed. The next ones are
     new to the process, and the kernel interrupts it at the first write to each
@@ -51,26 +46,14 @@ def prepare() -> None:
 
 
 def _prepare_for_cpu() -> None:
-  """Sets flags of XLA and the size of pages, as `prepare` says."""
+  """Sets the level of LLVM and the size of pages, as `prepare` says."""
   flags = os.environ.get(_XLA, '').strip()
-  if flags[:1] in ('', '-'):  # else XLA reads a file
-    for name, value in xla_flags().items():
-      if name not in flags:
-        flags = f'{flags} {name}={value}'.strip()
-    os.environ[_XLA] = flags
+  if _LEVEL not in flags and flags[:1] in ('', '-'):  # else XLA reads a file
+    os.environ[_XLA] = f'{flags} {_LEVEL}=2'.strip()
   if environment := _with_large_pages(os.environ):
     command = [sys.executable, *sys.orig_argv[1:]]
     with contextlib.suppress(OSError):
       os.execve(sys.executable, command, environment)
-
-
-def xla_flags() -> dict[str, str]:
-  """What XLA is told where nobody else has told it."""
-  flags = {_LEVEL: '2'}
-  # XLA ends the program where it is given a flag that it does not know.
-  if metadata.version('jaxlib') < '0.11':
-    flags[_EMITTERS] = 'false'
-  return flags
 
 
 def _with_large_pages(environment: Mapping[str, str]) -> dict[str, str] | None:

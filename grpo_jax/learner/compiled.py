@@ -89,8 +89,8 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
         return function(learner, *args)
 
     traced.__name__ = function.__name__  # its name in logs and profiles
-    compiler_options = sharding.COMPILER_OPTIONS
-    return jax.jit(traced, compiler_options=compiler_options, **options)
+    options = {'compiler_options': sharding.COMPILER_OPTIONS} | options
+    return jax.jit(traced, **options)
 
   # Numbers of arguments below are without the learner, which `traced` adds.
   return Compiled(
@@ -114,6 +114,7 @@ def jit_functions(learner: Learner, params: Any) -> Compiled:
       donate_argnums=1,
       static_argnums=8,
       out_shardings=(place, everywhere),
+      compiler_options=sharding.leanly(learner.mesh),
     ),
     finish=jit(step_lib.rollout_end, out_shardings=everywhere),
     fill=jit(

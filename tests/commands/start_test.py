@@ -1,7 +1,6 @@
 """What a program that computes sets, and that it starts once more on a CPU."""
 
 import gc
-from importlib import metadata
 import os
 import subprocess
 import sys
@@ -42,14 +41,7 @@ def started(monkeypatch):
   return with_environment
 
 
-OLDER, NEWER = '0.10.2', '0.11.0'  # jaxlib, with two emitters and with one
-EMITTERS = '--xla_cpu_use_fusion_emitters'
 XLA_NEW = {XLA: f'{LEVEL}=2'}
-
-
-@pytest.fixture(autouse=True)
-def one_emitter(monkeypatch):
-  monkeypatch.setattr(metadata, 'version', lambda name: NEWER)
 
 
 @pytest.mark.parametrize(
@@ -81,34 +73,6 @@ def test_the_level_of_optimization(started, given, wanted):
   new = {XLA: wanted} if wanted else {}
   assert started({XLA: given, NAME: ON}) == [new]
   assert started({XLA: given}) == [new, {**new, NAME: ON}]
-
-
-@pytest.mark.parametrize(
-  'given, wanted',
-  [
-    ('', f'{LEVEL}=2 {EMITTERS}=false'),
-    (f'{LEVEL}=3', f'{LEVEL}=3 {EMITTERS}=false'),
-    (f'{EMITTERS}=true', f'{EMITTERS}=true {LEVEL}=2'),
-    (f'{EMITTERS}=true {LEVEL}=1', None),
-    ('a file of flags', None),
-  ],
-)
-def test_of_two_emitters_the_older(started, given, wanted, monkeypatch):
-  monkeypatch.setattr(metadata, 'version', lambda name: OLDER)
-  assert started({XLA: given, NAME: ON}) == [{XLA: wanted} if wanted else {}]
-
-
-@pytest.mark.quick
-def test_xla_knows_the_flags():
-  environment = {**os.environ, **CPU, XLA: ''}
-  program = (
-    'from grpo_jax.commands import start; start.prepare(); import jax;'
-    'print(jax.jit(lambda x: x + 1)(1.0))'
-  )
-  said = subprocess.run(
-    [sys.executable, '-c', program], env=environment, capture_output=True
-  )
-  assert said.stdout == b'2.0\n', said.stderr
 
 
 def test_without_large_pages_a_program_goes_on(started, monkeypatch):

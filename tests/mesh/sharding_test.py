@@ -1,5 +1,7 @@
 """The mesh, and where parameters lie on it."""
 
+from importlib import metadata
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractDevice
@@ -215,3 +217,18 @@ def test_programs_are_compiled_with_less_optimization_on_a_cpu_alone():
   assert quick.items() > sharding.COMPILER_OPTIONS.items()
   # A jaxlib that does not know an option refuses it here.
   assert jax.jit(jnp.sin, compiler_options=quick)(0.0) == 0
+
+
+@pytest.mark.parametrize(
+  'version, older', [('0.10.2', True), ('0.11.0', False)]
+)
+def test_loops_of_a_cpu_are_made_the_older_way_where_there_is_one(
+  version, older, monkeypatch
+):
+  monkeypatch.setattr(metadata, 'version', lambda name: version)
+  name, mesh = 'xla_cpu_use_fusion_emitters', sharding.make_mesh()
+  for options in (sharding.leanly(mesh), sharding.quickly(mesh)):
+    assert options.get(name, True) is not older
+  device = AbstractDevice('TPU v5', 4, 'tpu')
+  tpu = sharding.make_mesh().abstract_mesh.update(abstract_device=device)
+  assert sharding.leanly(tpu) == sharding.COMPILER_OPTIONS
