@@ -318,7 +318,8 @@ def quickly(mesh: Mesh | AbstractMesh | None = None) -> dict[str, Any]:
   On a CPU the compiler takes 5 to 20 ms for each kernel, and for most kernels
   that is longer than a run computes in them. With less optimization it takes
   two thirds of that. (Level 0 would take a third, but kernels ten times as
-  long.) Programs for other devices are compiled as ever.
+  long.) Its loops are the older ones; see `leanly`. Programs for other devices
+  are compiled as ever.
 
   Args:
     mesh: See `platform`.

@@ -3,8 +3,8 @@
   pip install torch transformers
   python tests/bench/accelerator_torch.py --shape 0.5B
 
-Needs neither jax nor grpo_jax. The same shapes, prompts, lengths, micro-batches
-and arithmetic; the names that it prints are the same too. Sampling is
+Needs neither jax nor grpo_jax. The same shapes, lengths, micro-batches and
+arithmetic; the names that it prints are the same too. Sampling is
 `generate` of transformers with a static cache, all completions at once, and
 with `--compiled` its model behind `torch.compile`. An update is GRPO without a
 penalty: float32 parameters under autocast, scaled dot-product attention, layers
@@ -14,6 +14,7 @@ completion's row begins with its own copy of the prompt, as rows of TRL do.
 
 import argparse
 from collections.abc import Callable
+import copy
 import pathlib
 import sys
 import time
@@ -23,6 +24,7 @@ if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 from tests.bench import accelerator_shapes as shapes  # noqa: E402
+from tests.bench import peer_sampling  # noqa: E402
 
 import torch  # noqa: E402  isort: skip
 import transformers  # noqa: E402
@@ -87,26 +89,12 @@ def sample(args, model, device) -> tuple[torch.Tensor, dict[str, float]]:
   size = (args.prompts, args.prompt_tokens)
   prompts = torch.randint(0, model.config.vocab_size, size, device=device)
   prompts = prompts.repeat_interleave(args.group, 0)
-  held = model.state_dict()
-  drawer = model_of(args).to(device, getattr(torch, args.dtype))
-  drawer.load_state_dict(held)
-  drawer.eval()
+  drawer = copy.deepcopy(model).to(getattr(torch, args.dtype)).eval()
   if args.compiled:
     drawer.forward = torch.compile(drawer.forward)
 
   def generate(tokens: int) -> torch.Tensor:
-    settings = transformers.GenerationConfig(
-      do_sample=True,
-      temperature=1.0,
-      top_k=0,
-      top_p=1.0,
-      min_new_tokens=tokens,
-      max_new_tokens=tokens,
-      cache_implementation='static',
-      pad_token_id=0,
-      eos_token_id=None,
-    )
-    drawer.generation_config = settings
+    drawer.generation_config = peer_sampling.settings(tokens)
     mask = torch.ones_like(prompts)
     with torch.inference_mode():
       return drawer.generate(prompts, attention_mask=mask)

@@ -17,6 +17,7 @@ if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 from tests.bench import cases  # noqa: E402
+from tests.bench import peer_sampling  # noqa: E402
 from tests.bench import peer_trl  # noqa: E402
 
 import torch  # noqa: E402  isort: skip
@@ -70,22 +71,13 @@ def model_of(args: argparse.Namespace) -> transformers.LlamaForCausalLM:
 
 def generate(model, prompts: torch.Tensor, tokens: int) -> float:
   """Seconds of so many tokens of each prompt."""
-  settings = transformers.GenerationConfig(
-    do_sample=True,
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    min_new_tokens=tokens,
-    max_new_tokens=tokens,
-    cache_implementation='static',
-    pad_token_id=0,
-    eos_token_id=None,
-  )
-  mask = torch.ones_like(prompts)
+  mask, settings = torch.ones_like(prompts), peer_sampling.settings(tokens)
   start = time.monotonic()
   with torch.inference_mode():
     found = model.generate(
-      prompts, attention_mask=mask, generation_config=settings
+      prompts,
+      attention_mask=mask,
+      generation_config=settings,
     )
   secs = time.monotonic() - start
   if found.shape[1] != prompts.shape[1] + tokens:

@@ -146,11 +146,12 @@ def tries(args, python, name: str, contender) -> dict[tables.Setting, float]:
     *(tables.Setting(parts, True) for parts in cases_lib.find(name).parts),
     tables.Setting(1, False),
   ]
-  few = max(3, steps_of(args, name) // 3)
+  few = {'steps': max(3, steps_of(args, name) // 3)}
+  args = argparse.Namespace(**{**vars(args), **few})
   found = {}
   for setting in settings:
     print(f'{name}, tried: {contender}, {setting}', file=sys.stderr)
-    result = timed(args, python, name, contender, setting, f'--steps={few}')
+    result = timed(args, python, name, contender, setting)
     found[setting] = (
       math.inf if 'error' in result else tables.steady(result, 'step_secs')
     )
