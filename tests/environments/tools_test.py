@@ -322,7 +322,7 @@ def test_a_late_tool_is_left_alone(is_async):
   end, ended = threading.Event(), threading.Event()
 
   def hangs() -> str:
-    end.wait(60)
+    end.wait(600)
     ended.set()
     return 'too late'
 
@@ -341,13 +341,13 @@ def test_a_late_tool_is_left_alone(is_async):
   async def both():
     named = {name: late, 'fine': fine}
     outcomes = await tools.run_calls([call(name, {})], named, 0.02)
-    outcomes += await tools.run_calls([call('fine', {})], named, 60)
+    outcomes += await tools.run_calls([call('fine', {})], named, 600)
     end.set()  # or asyncio.run would wait for the task for ever
     return outcomes
 
   start = time.monotonic()
   one, other = asyncio.run(both())
-  assert time.monotonic() - start < 30
+  assert time.monotonic() - start < 120
   assert one.error == f'The tool {name!r} gave no result in 0.02 s.'
   assert other.message['content'] == 'fine 0'
   assert is_async or ended.wait(60)

@@ -215,7 +215,7 @@ def test_a_server_that_hangs_is_late(clock):
   with serving(says('Score: 1', hang=20.0)) as server:
     (outcome,), _ = judged(server, timeout_secs=0.05, retries=1)
   assert outcome.failure == 'no judgement: no answer in 0.05 s, 2 times'
-  assert 0.1 <= outcome.secs < 10
+  assert 0.1 <= outcome.secs < 20
 
 
 @pytest.mark.parametrize('form', ['seconds', 'date'])

@@ -355,8 +355,15 @@ def episodes_over_all(folder, rank, stop):
 
 def episodes_stopped(folder, rank, stop):
   """A signal to process 0, while process 1 waits for its environments."""
-  at_wait = {7: functools.partial(time.sleep, 90) if rank else interrupt}
+  at_wait = {7: wait_until_stopped if rank else interrupt}
   return episodes(folder, rank, stop, at_wait)
+
+
+def wait_until_stopped():
+  # In naps: a signal that comes as one begins is heard behind it.
+  for _ in range(3000):
+    time.sleep(0.1)
+  raise AssertionError('nobody has ended the wait')
 
 
 def interrupt():

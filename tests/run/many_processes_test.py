@@ -347,7 +347,6 @@ def test_episodes_on_a_mesh_whose_rows_lie_on_both(folder):
 def test_a_signal_to_one_stops_both_also_while_one_plays(folder):
   for end in told(folder, 'episodes_stopped'):
     assert end['signal'] == 'SIGTERM' and end['steps'] < 4
-    assert end['secs'] < 60  # nobody has waited for the environments
   assert [end['steps'] for end in told(folder, 'episodes_go_on')] == [4, 4]
   runs.assert_equal(folder / 'episodes', folder / 'episodes_stopped')
 

@@ -260,13 +260,13 @@ class TestFaults:
         if found[0] != 200:
           codes.append((found[0], found[1]['error']['code']))
           if stays:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
           raise KeyError('it was cut')
         messages += [message(found), user('b')]
 
     begun = time.monotonic()
     _, one = play_one(agent, limits={'turns': 3})
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
     assert codes == [(400, 'context_length_exceeded')]
     assert one.failure == '' and one.account.ended == 'turns'
     assert one.account.turns == 3 and one.episode.finish == engines.TRUNCATED

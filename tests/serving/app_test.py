@@ -425,14 +425,14 @@ def test_a_stream_of_completions(ask):
 
 
 def test_many_at_once(ask, service):
-  service.waits = 0.3
+  service.waits = 1.0
   began = time.monotonic()
   threads = [threading.Thread(target=ask) for _ in range(32)]
   for thread in threads:
     thread.start()
   for thread in threads:
     thread.join()
-  assert len(service.asked) == 32 and time.monotonic() - began < 5
+  assert len(service.asked) == 32 and time.monotonic() - began < 30
 
 
 def test_a_connection_serves_several_requests(running, service):

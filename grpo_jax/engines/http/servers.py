@@ -20,6 +20,7 @@ from grpo_jax.engines.http.dialects import Unusable
 
 _END_SECS = 10.0
 _LOOK_SECS = 0.01  # between two looks at a server that is being changed
+_WAIT_SECS = 0.5  # for an answer, before it is waited for once more
 _AGAIN_SECS = 0.5  # before a server is asked again for what it could not do
 _AGAIN = 4  # times, at most
 TRIES = 4  # of what a server gives up, or answers unusably
@@ -215,6 +216,10 @@ class Servers:
     with self.opened() as start:
       found: queue.SimpleQueue[Any] = queue.SimpleQueue()
       start(do, found.put)
+      while found.empty():
+        # A signal that comes just as a wait begins is heard behind it.
+        with contextlib.suppress(queue.Empty):
+          found.put(found.get(timeout=_WAIT_SECS))
       result = found.get()
     if isinstance(result, BaseException):
       raise result
