@@ -339,7 +339,8 @@ def leanly(mesh: Mesh | AbstractMesh | None = None) -> dict[str, Any]:
   Args:
     mesh: See `platform`.
   """
-  older = platform(mesh) == 'cpu' and metadata.version('jaxlib') < '0.11'
+  version = tuple(map(int, metadata.version('jaxlib').split('.')[:2]))
+  older = platform(mesh) == 'cpu' and version < (0, 11)
   return COMPILER_OPTIONS | (_OLDER_LOOPS if older else {})
 
 

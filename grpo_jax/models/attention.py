@@ -223,14 +223,17 @@ def _over_blocks(
       forward_mode,
       cap,
     )
-    prompt = softmax.Partial(output[:, :edge], log_mass[:, :edge])
+    to_prompt = softmax.Partial(output, log_mass)
     merged = softmax.drained(
       softmax.merge(softmax.Partial(own(output), own(log_mass)), own_part),
       sinks,
     )
     merged = merged.reshape(rows, -1, *merged.shape[2:])
-    alone = softmax.drained(prompt, sinks)
-    return jnp.concatenate([alone, merged], axis=1), cache
+    # Put in place: a concatenation is computed twice on a CPU, for the next
+    # product and for what is kept of it.
+    whole = softmax.drained(to_prompt, sinks)
+    whole = lax.dynamic_update_slice_in_dim(whole, merged, edge, axis=1)
+    return whole, cache
 
   return attention
 

@@ -12,8 +12,10 @@ References:
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import math
 from typing import Any
+from typing import NamedTuple
 
 from flax import nnx
 import jax
@@ -96,35 +98,59 @@ def keep_products(
   )
 
 
+class Turns(NamedTuple):
+  """By what a layer turns queries and keys, and scales queries.
+
+  All layers of a kind share it. Computed in each of them, sines and cosines
+  take a CPU as long as a product of matrices does.
+
+  Attributes:
+    cosine: f32[B,Q,F], of the angle of each pair of entries.
+    sine: f32[B,Q,F].
+    scale: See `query_scale`.
+  """
+
+  cosine: Array
+  sine: Array
+  scale: float | Array = 1.0
+
+
+def turns(config: ModelConfig, kind: LayerKind, position: Array) -> Turns:
+  """The `Turns` of the layers of a kind, at the positions i32[B,Q]."""
+  scale = query_scale(config, kind, position)
+  return Turns(*_circle(position, frequencies(config, kind)), scale)
+
+
+def _circle(position: Array, frequency: np.ndarray) -> tuple[Array, Array]:
+  """Cosines and sines f32[B,Q,F] of i32[B,Q] times f32[F] radians."""
+  # In float32: bfloat16 cannot tell position 257 from 256.
+  angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
+  return jnp.cos(angle), jnp.sin(angle)
+
+
 def rotate(
-  x: Array,
-  position: Array,
-  frequency: np.ndarray,
-  scale: float | Array = 1.0,
+  x: Array, cosine: Array, sine: Array, scale: float | Array = 1.0
 ) -> Array:
-  """Turns pairs of entries by their position: i is paired with i + F.
+  """Turns pairs of entries: i is paired with i + F.
 
   Args:
     x: f[B,Q,H,D].
-    position: i32[B,Q].
-    frequency: f32[F], radians per position, of the first 2 F entries of a head;
-      the others are not turned.
+    cosine: f32[B,Q,F], of the angles by which the first 2 F entries of a head
+      are turned; the others are not.
+    sine: f32[B,Q,F].
     scale: A factor, one for all or f32[B,Q], put in before the result is
       rounded to the dtype of `x`.
 
   Returns:
     f[B,Q,H,D], in the dtype of `x`.
   """
-  # In float32: bfloat16 cannot tell position 257 from 256.
   wide = x.astype(jnp.float32)
   if isinstance(scale, Array):
     wide *= scale[:, :, None, None]
   elif scale != 1:
     wide *= scale
-  half = len(frequency)
-  if half:
-    angle = position[:, :, None].astype(jnp.float32) * frequency[None, None]
-    cosine, sine = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
+  if half := cosine.shape[-1]:
+    cosine, sine = cosine[:, :, None], sine[:, :, None]
     first, second, rest = jnp.split(wide, (half, 2 * half), axis=-1)
     turned = (first * cosine - second * sine, second * cosine + first * sine)
     wide = jnp.concatenate((*turned, rest), axis=-1)
@@ -344,15 +370,16 @@ class SelfAttention(Projections):
       if kind.kv_weights:
         self.key_norm = RMSNorm(size * (kv_heads if joint else 1), epsilon)
 
-  def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
+  def read(self, x: Array, turns: Turns, kind: LayerKind) -> Any:
     """What `run` and `mix` need of f[B,Q,width]: `heads`, and the gate."""
+    del kind
     gate = None
     if self.config.head_gates:
       gate = self.project(x, 'head_gate')
-    return self.heads(x, position, kind), gate
+    return self.heads(x, turns), gate
 
   def heads(
-    self, x: Array, position: Array, kind: LayerKind
+    self, x: Array, turns: Turns
   ) -> tuple[Array, Array | None, Array | None]:
     """f[B,Q,width] -> queries f[B,Q,H,D], keys and values f[B,Q,K,D].
 
@@ -361,10 +388,8 @@ class SelfAttention(Projections):
     query, *rest = (self._projected(x, name) for name in self.names)
     if self.config.qk_norm:
       query = self._normal(query, self.query_norm)
-    frequency = frequencies(self.config, kind)
     # Attention functions divide by sqrt(D); what else there is goes in here.
-    scale = query_scale(self.config, kind, position)
-    query = rotate(query, position, frequency, scale)
+    query = rotate(query, *turns)
     if not rest:
       return query, None, None
     key, value = rest[0], rest[-1]
@@ -372,7 +397,7 @@ class SelfAttention(Projections):
       key = self._normal(key, self.key_norm)
     if self.config.value_norm:
       value = normalized(value, self.config.norm_epsilon).astype(x.dtype)
-    return query, rotate(key, position, frequency), value
+    return query, rotate(key, turns.cosine, turns.sine), value
 
   def _projected(self, x: Array, name: str) -> Array:
     """One of the projections to heads, with its bias."""
@@ -429,9 +454,9 @@ class Convolution(Projections):
     self.taps = nnx.Param(_init_taps(rngs, (config.taps, width)))
     self.add('outward', (width, width), rngs)
 
-  def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
+  def read(self, x: Array, turns: None, kind: LayerKind) -> Any:
     """What is convolved of f[B,Q,width], and the gate behind it."""
-    del position, kind
+    del turns, kind
     before, inward, behind = (
       self.project(x, name) for name in ('before', 'inward', 'behind')
     )
@@ -486,9 +511,9 @@ class GatedDelta(Projections):
     self.norm = RMSNorm(size, config.norm_epsilon)
     self.add('output', (number, size, width), rngs, axes=2)
 
-  def read(self, x: Array, position: Array, kind: LayerKind) -> Any:
+  def read(self, x: Array, turns: None, kind: LayerKind) -> Any:
     """All products of f[B,Q,width]."""
-    del position, kind
+    del turns, kind
     names = *_TO_HEADS, 'rate', 'decay', 'head_gate'
     return tuple(self.project(x, name) for name in names)
 
@@ -634,7 +659,7 @@ class Block(nnx.Module):
     return RMSNorm(config.width, config.norm_epsilon, config.compute_dtype)
 
   def __call__(
-    self, x, position, attention, cache, counted=None, inputs=None
+    self, x, turns, attention, cache, counted=None, inputs=None
   ) -> tuple[Array, Any, LayerRouting | None]:
     """f[B,Q,width] -> (f[B,Q,width], cache, what the router did if any).
 
@@ -643,7 +668,8 @@ class Block(nnx.Module):
     config, kind = self.config, self.kind
     # Under 'none' it would be kept of all layers at once.
     once = config.remat != 'none'
-    read = keep_products(self._reads, once)(x, position)
+    reads = functools.partial(self._reads, turns=turns)
+    read = keep_products(reads, once)(x)
     found, cache = self.mixer.run(read, cache, attention, kind)
     # A shard would keep the weights that it gathers here for the backward pass.
     gathers = sharding.on_shard() and config.remat == 'none'
@@ -682,9 +708,9 @@ class Block(nnx.Module):
     """One of `_MIXERS`, under its name."""
     return getattr(self, self.kind.mixer)
 
-  def _reads(self, x, position):
+  def _reads(self, x, turns):
     x = shards.whole(self._read(x, 'attention'))
-    return self.mixer.read(x, position, self.kind)
+    return self.mixer.read(x, turns, self.kind)
 
   def _mlp(self, x):
     return self.mlp(shards.whole(self._read(x, 'mlp')))

@@ -174,6 +174,25 @@ def _product(axes: str, x: Array, y: Array) -> Array:
   )
 
 
+def _rows(x: Array) -> Array:
+  """f[B,K,h,Q,N] -> f[B,K,h*Q,N]."""
+  return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _over_queries(x: Array, y: Array) -> Array:
+  """The product f32[B,K,N,D] of f[B,K,h,Q,N] and f[B,K,h,Q,D], as `_product`.
+
+  The larger factor, x, stays as it lies: of a plain product XLA makes a
+  transposed copy of it on a CPU.
+  """
+  turned = jnp.matmul(
+    jnp.swapaxes(_rows(y), 2, 3),
+    _rows(x.astype(y.dtype)),
+    preferred_element_type=jnp.float32,
+  )
+  return jnp.swapaxes(turned, 2, 3)
+
+
 def _scores(query, key, visible, cap) -> Array:
   """Products of queries and keys, `NEVER` where invisible, f32[B,K,h,Q,N]."""
   return _capped(_product('bkhqd,bknd->bkhqn', query, key), visible, cap)
@@ -194,7 +213,9 @@ def _softmax(scores, times_value):
     times_value: Multiplies f32[B,K,h,Q,N] with the values.
   """
   top = jnp.max(scores, axis=-1, keepdims=True)
-  mass = jnp.exp(scores - top)
+  # In another shape, or XLA writes it over the scores on a CPU, one number at a
+  # time, which takes ten times as long.
+  mass = jnp.exp(_rows(scores) - _rows(top)).reshape(scores.shape)
   total = jnp.sum(mass, axis=-1, keepdims=True)
   # All scores of a query that sees nothing are equal, so without this it would
   # get the mean of all values.
@@ -247,21 +268,22 @@ def _backward(cap, kept, cotangent):
   scores = _scores(query, key, visible, cap)
   # Where a query sees nothing, scores and log_mass are both NEVER, and the
   # exponential of their difference would be 1.
-  mass = jnp.exp(scores - jnp.where(log_mass <= NEVER, 0, log_mass))
+  blind = log_mass <= NEVER
+  mass = jnp.exp(scores - jnp.where(blind, 0, log_mass))
   # A sum over D instead of one over N: the products of o_bar with all values,
   # averaged by P, are the product with the output.
   mean = jnp.sum(output_bar * output, axis=-1, keepdims=True)
-  # Behind a barrier, or XLA computes it inside the product that follows, which
-  # is slower on a CPU.
-  less = jax.lax.optimization_barrier(mean - log_mass_bar[..., None])
+  # With a selection, or XLA computes it inside the product that follows, which
+  # is slower on a CPU. Where a query sees nothing, the mass is 0 anyway.
+  less = jnp.where(blind, 0, mean - log_mass_bar[..., None])
   along = _product('bkhqd,bknd->bkhqn', output_bar, value)
   scores_bar = mass * (along - less)
   if cap is not None:  # NEVER squared would be infinite, and 0 times that NaN
     seen = jnp.where(visible[:, None, None], scores, 0)
     scores_bar *= 1 - jnp.square(seen / cap)
   query_bar = _product('bkhqn,bknd->bkhqd', scores_bar, key)
-  key_bar = _product('bkhqn,bkhqd->bknd', scores_bar, query)
-  value_bar = _product('bkhqn,bkhqd->bknd', mass, output_bar)
+  key_bar = _over_queries(scores_bar, query)
+  value_bar = _over_queries(mass, output_bar)
   return (
     query_bar.astype(query.dtype),
     key_bar.astype(key.dtype),

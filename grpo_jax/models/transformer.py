@@ -40,6 +40,7 @@ from grpo_jax.models.config import ModelConfig
 from grpo_jax.models.layers import Block
 from grpo_jax.models.layers import RMSNorm
 from grpo_jax.models.layers import project
+from grpo_jax.models.layers import turns as turns_at
 from grpo_jax.models.protocol import ScoreRouted
 from grpo_jax.models.softmax import CHECKPOINT_NAME
 
@@ -324,15 +325,18 @@ class Transformer:
     if self.config.layer_inputs:
       inputs = self._inputs(params['inputs'], tokens, x)
     x = shards.spread(x.astype(self.config.residual_dtype))
+    turns = {
+      kind: turns_at(self.config, kind, positions)
+      for kind in dict.fromkeys(self.config.kinds)
+      if kind.mixer == 'attention'
+    }
     if 'layers' in params:
       caches = cache or [None] * self.config.num_layers
       x, cache, routed = self._unrolled(
-        params, x, inputs, positions, attention, caches, counted
+        params, x, inputs, turns, attention, caches, counted
       )
     else:
-      x, routed = self._scanned(
-        params, x, inputs, positions, attention, counted
-      )
+      x, routed = self._scanned(params, x, inputs, turns, attention, counted)
     # The final norm belongs to no layer: a module around its one parameter.
     norm = RMSNorm(self.config.width, self.config.norm_epsilon, dtype.name)
     norm.scale = nnx.Param(params['final_norm']['scale'])
@@ -393,15 +397,15 @@ class Transformer:
     name = 'embedding' if self.config.tied_embeddings else 'head'
     return self._gathered({name: params[name]}, self.config.compute_dtype)
 
-  def _layer(
-    self, kind, params, x, inputs, positions, attention, cache, counted
-  ):
+  def _layer(self, kind, params, x, inputs, turns, attention, cache, counted):
     """One layer of a kind, with these parameters."""
     block = nnx.merge(self._blocks[kind], params)
-    x, cache, routed = block(x, positions, attention, cache, counted, inputs)
+    x, cache, routed = block(
+      x, turns.get(kind), attention, cache, counted, inputs
+    )
     return sharding.constrain_rows(x), cache, routed
 
-  def _unrolled(self, params, x, inputs, positions, attention, caches, counted):
+  def _unrolled(self, params, x, inputs, turns, attention, caches, counted):
     """All layers one after another, each with the cache that it reads."""
     routed_layers, sources = [], self.config.sources
     if self.config.shared_windows:
@@ -414,12 +418,12 @@ class Transformer:
     ):
       own = None if inputs is None else inputs[number]
       x, caches[source], routed = self._layer(
-        kind, layer, x, own, positions, attention, caches[source], counted
+        kind, layer, x, own, turns, attention, caches[source], counted
       )
       routed_layers.append(routed)
     return x, caches, _stack(routed_layers)
 
-  def _scanned(self, params, x, inputs, positions, attention, counted):
+  def _scanned(self, params, x, inputs, turns, attention, counted):
     """All layers: a scan over the repetitions of each stack, then its tail."""
     remat, windows = self.config.remat, self.config.shared_windows
 
@@ -436,7 +440,7 @@ class Transformer:
       for place, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         own = None if inputs is None else inputs[place]
         x, _, routed = self._layer(
-          kind, layer, x, own, positions, attend, None, counted
+          kind, layer, x, own, turns, attend, None, counted
         )
         routed_layers.append(routed)
       kept = [new[window] for window in windows]

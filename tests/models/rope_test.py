@@ -12,6 +12,13 @@ pytestmark = pytest.mark.quick
 POSITION = np.array([[0, 63, 64, 200]], np.int32)
 
 
+def rotate(x, position, frequency, scale=1.0):
+  """NumPy's arrays turned by positions and frequencies."""
+  angle = position[:, :, None] * frequency[None, None]
+  circle = map(jax.numpy.asarray, (np.cos(angle), np.sin(angle)))
+  return layers.rotate(jax.numpy.asarray(x), *circle, scale)
+
+
 def test_a_pair_of_entries_is_a_complex_number_that_is_turned():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 5, 3, 8)).astype(np.float32)
@@ -20,7 +27,7 @@ def test_a_pair_of_entries_is_a_complex_number_that_is_turned():
   pair = x[..., :4] + 1j * x[..., 4:]
   angle = position[:, :, None, None] * frequency[None, None, None]
   turned = 1.5 * pair * np.exp(1j * angle)
-  found = layers.rotate(jax.numpy.asarray(x), position, frequency, 1.5)
+  found = rotate(x, position, frequency, 1.5)
   expected = np.concatenate([turned.real, turned.imag], axis=-1)
   np.testing.assert_allclose(found, expected, atol=1e-4)
 
@@ -40,12 +47,12 @@ def test_the_rest_of_a_head_is_not_turned_and_frequencies_are_of_the_share():
   np.testing.assert_allclose(found, [1, 0.1, 0.01, 0.001], rtol=1e-6)
   x = np.random.default_rng(0).normal(size=(1, 2, 1, 16)).astype(np.float32)
   position = np.array([[3, 9]], np.int32)
-  turned = layers.rotate(jax.numpy.asarray(x), position, found, 2.0)
-  alone = layers.rotate(jax.numpy.asarray(x[..., :8]), position, found, 2.0)
+  turned = rotate(x, position, found, 2.0)
+  alone = rotate(x[..., :8], position, found, 2.0)
   np.testing.assert_array_equal(turned[..., :8], alone)
   np.testing.assert_array_equal(turned[..., 8:], 2 * x[..., 8:])
   none = layers.frequencies(config, models.LayerKind(rotated=0.0))
-  still = layers.rotate(jax.numpy.asarray(x), position, none)
+  still = rotate(x, position, none)
   np.testing.assert_array_equal(still, x)
 
 
