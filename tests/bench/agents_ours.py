@@ -7,6 +7,7 @@ import asyncio
 import os
 import pathlib
 import sys
+import time
 
 if __name__ == '__main__':  # else the folder of this file comes first
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
@@ -31,26 +32,26 @@ from tests.bench import work as work_lib  # noqa: E402
 
 
 def main() -> None:
-  """Plays, and says how long each rollout took."""
+  """Plays a rollout, and says how long it took."""
   args = agents_work.worker_arguments(__doc__)
-  print(run(agents_work.of_arguments(args), args.secs, args.quick))
+  print(run(agents_work.of_arguments(args), args.secs))
 
 
-def run(work: agents_work.Work, secs: float | None, quick: bool) -> str:
-  """Plays, and returns what `Told.answer` says of it."""
-  told = agents_work.Told('grpo_jax', ('jax', 'flax'))
+def run(work: agents_work.Work, secs: float) -> str:
+  """Plays, and returns what `agents_work.answer` says of it."""
   engine, tokenizer = engine_of(work), tokenizer_of(work)
-  use = engine_use.EngineUse()
-  played(engine, tokenizer, work, 0.0, use)  # compiles
-  use = engine_use.EngineUse()
-  told.time(work, lambda: played(engine, tokenizer, work, 0.0, use))
-  if secs is None:
-    secs = use.busy_secs / use.turns
-  read = use.metrics()['engine_read_share']
-  if not quick:
-    use = engine_use.EngineUse()
-    told.time(work, lambda: played(engine, tokenizer, work, secs, use))
-  return told.answer(sleep_secs=secs, read_share=read)
+  played(engine, tokenizer, work, 0.0, engine_use.EngineUse())  # compiles
+  use, begun = engine_use.EngineUse(), time.perf_counter()
+  drawn = played(engine, tokenizer, work, secs, use)
+  return agents_work.answer(
+    'grpo_jax',
+    ('jax', 'flax'),
+    work,
+    time.perf_counter() - begun,
+    drawn,
+    turn_secs=use.busy_secs / use.turns,
+    **use.metrics(),
+  )
 
 
 def model_config(work: agents_work.Work) -> models.ModelConfig:

@@ -25,7 +25,6 @@ from tests.bench import peer_trl  # noqa: E402
 
 import datasets  # noqa: E402  isort: skip
 import tokenizers  # noqa: E402
-import torch  # noqa: E402
 import transformers  # noqa: E402
 import trl  # noqa: E402
 
@@ -45,19 +44,19 @@ class Tokenizer(transformers.PreTrainedTokenizerFast):
 
 
 def main() -> None:
-  """Plays, and says how long each rollout took."""
+  """Plays a rollout, and says how long it took."""
   args = agents_work.worker_arguments(__doc__)
   work = agents_work.of_arguments(args)
-  told = agents_work.Told('trl', ('trl', 'torch', 'transformers'))
-  current: list[agents_work.Episodes] = [agents_work.Episodes(work, 0.0)]
+  at_once = args.at_once or work.rows
+  current = [agents_work.Episodes(work, 0.0)]
   with tempfile.TemporaryDirectory(prefix='trl_bench_') as folder:
-    trainer = trainer_of(work, args.at_once or work.rows, folder, current)
-    sizes = [0.0] if args.quick else [0.0, args.secs]
-    for secs in [0.0, *sizes]:  # the first one warms up
-      current[0] = agents_work.Episodes(work, secs)
-      told.add(work, *played(trainer, work, args.at_once or work.rows))
-  del told.rollouts[0]
-  print(told.answer(threads=torch.get_num_threads()))
+    trainer = trainer_of(work, at_once, folder, current)
+    inputs = [one for one in records(work) for _ in range(work.group)]
+    played(trainer, inputs[:at_once], at_once)  # warms up
+    current[0] = agents_work.Episodes(work, args.secs)
+    secs, drawn = played(trainer, inputs, at_once)
+  packages = 'trl', 'torch', 'transformers'
+  print(agents_work.answer('trl', packages, work, secs, drawn))
 
 
 def trainer_of(
@@ -140,29 +139,28 @@ def records(work: agents_work.Work) -> list[dict[str, list[dict[str, str]]]]:
 
 
 def played(
-  trainer: trl.GRPOTrainer, work: agents_work.Work, at_once: int
+  trainer: trl.GRPOTrainer, inputs, at_once: int
 ) -> tuple[float, list[int]]:
   """Plays a rollout, so many episodes at a time, as training does.
 
   Returns:
     Seconds in the part that samples, and tokens that each episode has drawn.
   """
-  inputs = [one for one in records(work) for _ in range(work.group)]
   drawn: list[int] = []
-  whole_secs, generate = 0.0, type(trainer)._generate
+  secs, generate = 0.0, type(trainer)._generate
 
   def timed(prompts):
-    nonlocal whole_secs
+    nonlocal secs
     begun = time.perf_counter()
     found = generate(trainer, prompts)
-    whole_secs += time.perf_counter() - begun
+    secs += time.perf_counter() - begun
     drawn.extend(map(sum, found[2]))  # the mask of what the model has said
     return found
 
   trainer._generate = timed
   for first in range(0, len(inputs), at_once):
     trainer._generate_and_score_completions(inputs[first : first + at_once])
-  return whole_secs, drawn
+  return secs, drawn
 
 
 if __name__ == '__main__':

@@ -12,7 +12,6 @@ import itertools
 import json
 import random
 import resource
-import time
 
 _FIRST = 0x4E00  # the character of id 0; no two of these form a third
 PAD, END, USER, ASSISTANT, TOOL = range(5)
@@ -69,10 +68,10 @@ class Work:
     vocab: Token ids of the model.
   """
 
-  episodes: int = 64
+  episodes: int = 48
   group: int = 4
   rows: int = 16
-  turns: int = 6
+  turns: int = 5
   prompt_tokens: int = 64
   turn_tokens: int = 32
   answer_tokens: int = 24
@@ -106,14 +105,18 @@ class Work:
   def prompts(self) -> list[str]:
     """The first message of each group."""
     number = self.episodes // self.group
-    return [self._said(f'prompt {k}', self.prompt_tokens) for k in range(number)]
+    return [
+      self._said(f'prompt {k}', self.prompt_tokens) for k in range(number)
+    ]
 
   def answer(self, episode: int, turn: int) -> str:
     """What an environment says before a turn."""
     return self._said(f'{episode}, {turn}', self.answer_tokens)
 
   def _said(self, seed: str, number: int) -> str:
-    return text(random.Random(seed).choices(range(_WORDS, self.vocab), k=number))
+    return text(
+      random.Random(seed).choices(range(_WORDS, self.vocab), k=number)
+    )
 
 
 class Episodes:
@@ -156,59 +159,49 @@ def of_arguments(args: argparse.Namespace) -> Work:
 def worker_arguments(description: str | None, given=None):
   """What a process that plays is told.
 
-  Beside the work: `secs`, a mean of what environments sleep in the second
-  rollout, None for as long as a turn takes; and `at_once`, how many episodes a
-  peer plays at a time.
+  Beside the work: `secs`, the mean of what environments sleep; and `at_once`,
+  how many episodes a peer plays at a time.
   """
   parser = argparse.ArgumentParser(description=description)
   add_fields(parser)
-  parser.add_argument('--secs', type=float)
+  parser.add_argument('--secs', type=float, default=0.0)
   parser.add_argument('--at_once', type=int)
-  parser.add_argument('--quick', action='store_true', help='no second rollout')
   return parser.parse_args(given)
 
 
-@dataclasses.dataclass
-class Told:
-  """What a process that plays has measured.
+def answer(
+  framework: str,
+  packages: tuple[str, ...],
+  work: Work,
+  secs: float,
+  drawn: list[int],
+  **more,
+) -> str:
+  """What a process says that has played a rollout.
 
-  Attributes:
+  Args:
     framework: Its name.
     packages: Whose versions are told.
-    rollouts: For each its seconds, and tokens that were drawn.
+    work: What was played.
+    secs: Of the rollout.
+    drawn: How many tokens each episode has drawn.
+    **more: Is told too.
+
+  Returns:
+    One line of JSON.
+
+  Raises:
+    ValueError: An episode is not whole, so that times cannot be compared.
   """
-
-  framework: str
-  packages: tuple[str, ...]
-  rollouts: list[dict[str, float]] = dataclasses.field(default_factory=list)
-
-  def time(self, work: Work, play) -> None:
-    """Times a rollout.
-
-    Args:
-      work: What is played.
-      play: Plays it, and returns how many tokens each episode has drawn.
-    """
-    begun = time.perf_counter()
-    drawn = play()
-    self.add(work, time.perf_counter() - begun, drawn)
-
-  def add(self, work: Work, secs: float, drawn: list[int]) -> None:
-    """Notes a rollout, if all of its episodes are whole."""
-    if drawn != [work.turns * work.turn_tokens] * work.episodes:
-      raise ValueError(
-        f'{self.framework} has drawn {drawn}; each of {work.episodes} episodes '
-        f'must draw {work.turns * work.turn_tokens} tokens.'
-      )
-    self.rollouts.append({'secs': secs, 'tokens': sum(drawn)})
-
-  def answer(self, **more) -> str:
-    """One line of JSON."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told = {
-      'framework': self.framework,
-      'versions': {k: importlib.metadata.version(k) for k in self.packages},
-      'rollouts': self.rollouts,
-      'peak_rss_mib': peak // 1024,
-    }
-    return json.dumps(told | more)
+  if drawn != [work.turns * work.turn_tokens] * work.episodes:
+    raise ValueError(
+      f'{framework} has drawn {drawn} tokens; each of {work.episodes} episodes '
+      f'must draw {work.turns * work.turn_tokens}.'
+    )
+  told = {
+    'framework': framework,
+    'versions': {name: importlib.metadata.version(name) for name in packages},
+    'secs': secs,
+    'peak_rss_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+  }
+  return json.dumps(told | more)
