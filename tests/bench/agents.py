@@ -278,7 +278,8 @@ def unfair(work: agents_work.Work, secs: float) -> str:
       f'{in_rounds:.1f} s.',
       '- Tunix draws each episode by itself: every request of an agent is a '
       'batch of one in its vanilla rollout.',
-      "- grpo_jax also computes each token's log-probability, and peers do not.",
+      '- grpo_jax also computes the log-probability of each token, which is '
+      'turned off in Tunix and never done by TRL.',
     ]
   )
 
