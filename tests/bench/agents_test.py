@@ -1,5 +1,6 @@
 """The pure parts of the benchmark of episodes, and ours; peers are not run."""
 
+import dataclasses
 import json
 import math
 import statistics
@@ -78,16 +79,17 @@ def test_an_answer_is_of_whole_episodes():
 
 
 def test_what_is_read_anew_is_counted():
-  config = agents_ours.model_config(SMALL)
+  work = dataclasses.replace(SMALL, prompt_tokens=6)
+  config = agents_ours.model_config(work)
   each = lambda place, head: models.flops_per_token(
     config, place + 1, with_head=head
   )
   read = lambda a, b: sum(each(place, False) for place in range(a, b))
-  drawn = sum(each(n + k, True) for n in (8, 19, 30) for k in range(4))
-  ours = read(0, 8) / 2 + read(12, 19) + read(23, 30)
-  plain = read(0, 8) + read(0, 19) + read(0, 30)
-  padded = read(0, 8) + 2 * read(0, 32)
-  found = agents.reread(SMALL), agents.reread(SMALL, padded=True)
+  drawn = sum(each(n + k, True) for n in (9, 20, 31) for k in range(4))
+  ours = read(0, 9) / 2 + read(13, 20) + read(24, 31)
+  plain = read(0, 9) + read(0, 20) + read(0, 31)
+  padded = read(0, 9) + 2 * read(0, 32)
+  found = agents.reread(work), agents.reread(work, padded=True)
   expected = (plain + drawn) / (ours + drawn), (padded + drawn) / (ours + drawn)
   assert found == pytest.approx(expected)
 
@@ -145,7 +147,7 @@ def test_peers_take_their_turns_with_what_was_fastest(monkeypatch):
   monkeypatch.setattr(run, 'run', run_one)
   monkeypatch.setattr(agents.os, 'cpu_count', lambda: 16)
   args = agents.arguments(['--secs=0.5', '--repeats=1'])
-  work = agents.dataclasses.replace(SMALL, turns=5)
+  work = dataclasses.replace(SMALL, turns=5)
   names = dict.fromkeys(['grpo_jax', *agents.PEERS], 'python')
   results, tried = agents.compared(args, names, work)
   assert [*tried] == [(0.0, 'trl'), (0.0, 'tunix'), (0.5, 'tunix')]
@@ -179,8 +181,9 @@ def test_only_known_peers_are_run(capsys):
 
 @pytest.mark.long
 def test_ours_plays_all_episodes_and_waits_for_their_environments():
-  secs = 0.2
-  found = [json.loads(agents_ours.run(SMALL, each)) for each in (0.0, secs)]
+  # A sixteenth of the draws would be an end, if turns could end early.
+  work, secs = dataclasses.replace(SMALL, vocab=16), 0.2
+  found = [json.loads(agents_ours.run(work, each)) for each in (0.0, secs)]
   slept = [sum(agents_work.sleeps(SMALL, k, secs)) for k in range(4)]
   assert found[1]['secs'] > max(slept) > secs
   assert 0 < found[0]['turn_secs'] < found[0]['secs']
