@@ -61,13 +61,17 @@ def model_config(work: agents_work.Work) -> models.ModelConfig:
   )
 
 
+def whole_of(work: agents_work.Work) -> int:
+  """Places of a cache that holds an episode."""
+  return -(-work.context_tokens // 32) * 32
+
+
 def engine_of(work: agents_work.Work) -> engines.LocalEngine:
   """An engine with a model of random weights."""
   model = models.Transformer(model_config(work))
-  whole = -(-work.context_tokens // 64) * 64
-  widths = [width for width in (64, 128, 256, 512) if width < whole]
+  prompt = work.contexts[0]
   engine = engines.LocalEngine(
-    model, (*widths, whole), (work.turn_tokens,), max_rows=work.rows
+    model, (prompt,), (whole_of(work) - prompt,), max_rows=work.rows
   )
   engine.load(tiny.params(model), version=0)
   return engine
@@ -112,7 +116,7 @@ def played(
 
   records = [{'prompt': one} for one in work.prompts()]
   most = work.turns * work.turn_tokens
-  whole = -(-work.context_tokens // 64) * 64
+  whole = whole_of(work)
   limits = play.Limits(work.turns, work.turn_tokens + 1, most, whole, whole)
   sampling = engines.Sampling(
     eos_ids=(agents_work.END,), min_tokens=work.turn_tokens - 1
