@@ -48,7 +48,7 @@ HEAD = (
   'environments', '', 'seconds', 'tokens/s', 'turns/s', 'peak memory, MiB',
   'ratio in each turn',
 )  # fmt: skip
-TRIED_TURNS = 3  # of an episode while settings are tried
+TRIED_TURNS = 2  # of an episode while settings are tried
 
 
 class Setting(NamedTuple):
@@ -58,23 +58,32 @@ class Setting(NamedTuple):
     at_once: Episodes that it plays at a time.
     as_ours: Whether its process has what grpo_jax sets for a CPU.
     threads: Of its matrix products, where it can be told; 0 for as it has them.
+    passive: Whether threads that wait for others leave their core to others,
+      which is faster by far where a core is busy with another program.
   """
 
   at_once: int
   as_ours: bool = True
   threads: int = 0
+  passive: bool = False
 
   def __str__(self) -> str:
-    threads = f', {self.threads} thread' if self.threads else ''
-    return (
-      f'{self.at_once} at a time{threads}{"" if self.as_ours else ", bare"}'
-    )
+    more = [
+      f'{self.threads} thread' * bool(self.threads),
+      'passive' * self.passive,
+      'bare' * (not self.as_ours),
+    ]
+    return ', '.join([f'{self.at_once} at a time', *filter(None, more)])
 
   @property
   def environment(self) -> dict[str, str]:
     """Variables of its process."""
-    threads = {'OMP_NUM_THREADS': str(self.threads)} if self.threads else {}
-    return threads | (run.ON_A_CPU if self.as_ours else {})
+    found = dict(run.ON_A_CPU) if self.as_ours else {}
+    if self.threads:
+      found['OMP_NUM_THREADS'] = str(self.threads)
+    if self.passive:
+      found['OMP_WAIT_POLICY'] = 'PASSIVE'
+    return found
 
 
 Result = dict[str, Any]  # what `agents_work.answer` wrote, or {'error': why}
@@ -152,11 +161,14 @@ def settings_of(work: agents_work.Work, peer: str) -> list[Setting]:
   Tunix draws each episode by itself, in a thread, so that a thread for each
   core may do best; TRL draws all that it plays as one batch.
   """
-  few = [os.cpu_count() or 1] if peer == 'tunix' else []
+  of_torch = peer == 'trl'
+  few = [] if of_torch else [os.cpu_count() or 1]
   numbers = dict.fromkeys([*few, work.rows, work.episodes])
-  bare = Setting(work.rows, as_ours=False)
-  alone = [Setting(work.episodes, threads=1)] if peer == 'trl' else []
-  return [*map(Setting, numbers), bare, *alone]
+  found = [Setting(number) for number in numbers]
+  if of_torch:
+    found += [Setting(number, passive=True) for number in numbers]
+    found.append(Setting(work.episodes, threads=1))
+  return [*found, Setting(work.rows, as_ours=False)]
 
 
 def tries(

@@ -52,7 +52,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory(prefix='trl_bench_') as folder:
     trainer = trainer_of(work, at_once, folder, current)
     inputs = [one for one in records(work) for _ in range(work.group)]
-    played(trainer, inputs[:at_once], at_once)  # warms up
+    played(trainer, inputs[: work.group], at_once)  # warms up
     current[0] = agents_work.Episodes(work, args.secs)
     secs, drawn = played(trainer, inputs, at_once)
   packages = 'trl', 'torch', 'transformers'
