@@ -25,6 +25,7 @@ from grpo_jax.environments import formats  # noqa: E402
 from grpo_jax.environments import sessions  # noqa: E402
 from grpo_jax.episodes import engine_use  # noqa: E402
 from grpo_jax.episodes import play  # noqa: E402
+from grpo_jax.hosts import joining  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.bench import agents_work  # noqa: E402
 from tests.bench import cases  # noqa: E402
@@ -71,8 +72,9 @@ def engine_of(work: agents_work.Work) -> engines.LocalEngine:
   model = models.Transformer(model_config(work))
   prompt = work.contexts[0]
   engine = engines.LocalEngine(
-    model, (prompt,), (whole_of(work) - prompt,), max_rows=work.rows
-  )
+    model, (prompt,), (whole_of(work) - prompt,), max_rows=work.rows,
+    cores=joining.own_cores(),  # as in a run
+  )  # fmt: skip
   engine.load(tiny.params(model), version=0)
   return engine
 

@@ -7,17 +7,19 @@ loop on the host around the programs of `contexts`. One turn of it:
 1. Calls that wait get rows (`Queue._seat`): the row of the call that they go on
    from; or another, with a copy of what they share with that.
 2. What is new in them is read, piece by piece (`Queue._read`).
-3. A few tokens are drawn in all rows (`Queue._draw`).
+3. A few tokens are drawn in all rows (`Queue._draw`), by all pools at once.
 
 What is drawn depends on the calls before it in its own context alone: not on
 when it came, nor on what came beside it. A row is as wide as its own length
-asks for, and each width has a pool with as many rows; no shape changes. What is
-shared with the call before, and the pieces in which the rest is read, are
-functions of the ids.
+asks for, and each width has as many rows, in one pool or in several equal ones;
+no shape changes. What is shared with the call before, and the pieces in which
+the rest is read, are functions of the ids.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
+from concurrent import futures
 import functools
 import itertools
 import math
@@ -97,6 +99,7 @@ class Queue:
     held: The parameters.
     widths: The numbers of places that a cache may have.
     rows: How many rows each width has; a multiple of the data shards.
+    parts: Into how many pools to divide them, which are drawn at once.
     mesh: The sampler's mesh; None for one device.
     decode: Turns ids into text; needed for stop strings only.
     tried: For which numbers of rows and widths all programs were compiled
@@ -109,17 +112,18 @@ class Queue:
     held: arrays.Held,
     widths: Sequence[int],
     rows: int,
+    parts: int = 1,
     mesh: jax.sharding.Mesh | None = None,
     decode: Callable[[Any], str] | None = None,
     tried: set[tuple[int, int]] | None = None,
   ):
     self._model, self._held = model, held
     self._widths, self._mesh, self._decode = sorted({*widths}), mesh, decode
-    self.rows = rows
+    self.rows, self._parts = rows, parts
     self._tried = set() if tried is None else tried
     self._shards = 1 if mesh is None else sharding.row_shards(mesh)
     self._reading = contexts.Programs(model, mesh)
-    self._pools: dict[int, Pool] = {}
+    self._pools: dict[int, list[Pool]] = {}
     self._waiting: list[Turn] = []
     self._contexts: dict[tuple[int, int], Kept] = {}
     self._has_states = model.config.has_states
@@ -139,10 +143,13 @@ class Queue:
   @property
   def _draws(self) -> bool:
     """Whether something is drawn."""
-    every = itertools.chain.from_iterable(
-      pool.contexts for pool in self._pools.values()
-    )
-    return any(one is not None and one.turn is not None for one in every)
+    return any(pool.drawn_on for pool in self._every_pool)
+
+  @property
+  def _every_pool(self) -> list[Pool]:
+    """The pools, the narrowest first."""
+    by_width = (pools for _, pools in sorted(self._pools.items()))
+    return list(itertools.chain.from_iterable(by_width))
 
   @property
   def is_empty(self) -> bool:
@@ -178,16 +185,28 @@ class Queue:
     self._clock += 1
     while self._seat_some():
       self._read()
+    pools = [pool for pool in self._every_pool if pool.drawn_on]
     over: list[Sampled] = []
-    for _, pool in sorted(self._pools.items()):
-      if pool.drawn_on:
-        over += self._draw(pool, every_tokens)
+    for pool, drawn in zip(
+      pools, self._drawn(pools, every_tokens), strict=True
+    ):
+      over += self._settle(pool, *drawn, every_tokens)
     return over
+
+  def _drawn(
+    self, pools: list[Pool], every_tokens: int | None
+  ) -> Iterable[tuple[contexts.Turns, int, Any]]:
+    """What `_draw` gives of each pool."""
+    draw = functools.partial(self._draw, every_tokens=every_tokens)
+    if self._parts == 1:  # in this thread: several processes must do alike
+      return map(draw, pools)
+    with futures.ThreadPoolExecutor(self._parts) as threads:
+      return [*threads.map(draw, pools)]
 
   def forget(self, number: int) -> None:
     """Nothing will follow a request; if it has not finished, it is given up."""
     self._waiting = [one for one in self._waiting if one.number != number]
-    for pool in self._pools.values():
+    for pool in self._every_pool:
       for context in pool.drawn_on:
         assert context.turn is not None
         if context.turn.number == number:
@@ -202,7 +221,8 @@ class Queue:
     """A context has a user less."""
     context.users -= 1
     if not context.users:
-      self._pools[context.width].release(context)
+      if context.pool is not None:
+        context.pool.release(context)
       context.parked = None
       if context.prompt is not None:
         del self._prompts[context.prompt]
@@ -212,12 +232,17 @@ class Queue:
     return len(request.ids) + request.limit
 
   def _pool(self, width: int) -> Pool:
+    """The pool of a width that has the next row to give."""
     if width not in self._pools:
-      self._pools[width] = Pool(self._reading, self._params, self.rows, width)
-      if (self.rows, width) not in self._tried:
-        self._tried.add((self.rows, width))
-        self._try(self._pools[width], width)
-    return self._pools[width]
+      rows = self.rows // self._parts
+      self._pools[width] = [
+        Pool(self._reading, self._params, rows, width)
+        for _ in range(self._parts)
+      ]
+      if (rows, width) not in self._tried:
+        self._tried.add((rows, width))
+        self._try(self._pools[width][0], width)
+    return min(self._pools[width], key=operator.attrgetter('load'))
 
   def _try(self, pool: Pool, width: int) -> None:
     """Calls the programs that a new pool may need later, so they are compiled.
@@ -282,7 +307,8 @@ class Queue:
         cache = source.parked
         turn.parked = cache is not None
         if cache is None:
-          cache = self._pools[source.width].copy(source)
+          assert source.pool is not None
+          cache = source.pool.copy(source)
         if self._has_states:  # the source may have gone on
           states = host_arrays.to_host(states) if turn.parked else states
           cache = [a or b for a, b in zip(states, cache, strict=True)]
@@ -323,7 +349,7 @@ class Queue:
 
   def _read(self) -> None:
     """Reads what is new in the contexts that have got a row."""
-    for pool in self._pools.values():
+    for pool in self._every_pool:
       while new := [one for one in pool.drawn_on if self._unread(one)]:
         by_piece: dict[int, list[Context]] = {}
         for one in new:
@@ -358,8 +384,10 @@ class Queue:
 
     Of none, nothing is read, by the program of this piece.
     """
-    of_shard = self.rows // self._shards
-    each = rows_at_once(self._most_tokens, piece, self.rows, self._shards)
+    of_shard = len(pool.contexts) // self._shards
+    each = rows_at_once(
+      self._most_tokens, piece, len(pool.contexts), self._shards
+    )
     by_shard: list[list[Context]] = [[] for _ in range(self._shards)]
     for one in some:
       assert one.row is not None
@@ -390,8 +418,9 @@ class Queue:
     assert self._choices is not None
     drawn = [one and one.turn for one in pool.contexts]
     some = next(one.request.sampling for one in drawn if one)
-    last, place, age = (np.zeros(self.rows, np.int32) for _ in range(3))
-    words = np.zeros((self.rows, 2), np.uint32)
+    rows = len(drawn)
+    last, place, age = (np.zeros(rows, np.int32) for _ in range(3))
+    words = np.zeros((rows, 2), np.uint32)
     for row, one in enumerate(drawn):
       if one:
         last[row], age[row] = one.last, one.age
@@ -405,8 +434,15 @@ class Queue:
     ended = np.array([one is None for one in drawn])
     return contexts.Turns(last, place, age, ended, words, numbers)
 
-  def _draw(self, pool: Pool, every_tokens: int | None) -> list[Sampled]:
-    """Draws some tokens in the rows of a pool; see `turn`."""
+  def _draw(
+    self, pool: Pool, every_tokens: int | None
+  ) -> tuple[contexts.Turns, int, Any]:
+    """Draws some tokens in the rows of a pool; see `turn`.
+
+    Returns:
+      What was to be drawn, by which version, and on the host what was drawn,
+      with the ages and ends of the rows.
+    """
     assert self._choices is not None
     turns, going = self._turns(pool), len(pool.drawn_on)
     # Rows that have ended wait for the others, so not for long.
@@ -420,7 +456,19 @@ class Queue:
       np.int32(min(every_tokens or contexts.STEPS, contexts.STEPS)),
       np.int32(floor),
     )
-    drawn, age, ended = host_arrays.to_host((drawn, after.age, after.ended))
+    found = host_arrays.to_host((drawn, after.age, after.ended))
+    return turns, version, found
+
+  def _settle(
+    self,
+    pool: Pool,
+    turns: contexts.Turns,
+    version: int,
+    found: tuple[Any, np.ndarray, np.ndarray],
+    every_tokens: int | None,
+  ) -> list[Sampled]:
+    """Notes what `_draw` has drawn; returns what `turn` does, of this pool."""
+    drawn, age, ended = found
     new = age - turns.age
     over = []
     for context in pool.drawn_on:
@@ -462,8 +510,8 @@ class Queue:
     whole, states = np.concatenate([turn.ids, one.ids]), None
     # Behind a stop string more may have been read than is kept.
     if self._has_states and len(one.ids) == turn.age:
-      assert context.row is not None
-      states = self._pools[context.width].pick_states(context.row)
+      assert context.pool is not None and context.row is not None
+      states = context.pool.pick_states(context.row)
     context.ids, context.read, context.turn = whole, len(whole) - 1, None
     context.waits_since = self._clock
     self._contexts[turn.number, turn.place] = Kept(context, whole, states)

@@ -56,8 +56,8 @@ class LocalEngine:
       `sharding.sampling_mesh`. None for one device.
     shares: With several processes, whether each returns the completions that
       its own devices have drawn, and no others; see `Sampled.holder`.
-    cores: Into how many pieces a rollout may be divided that are drawn at once;
-      see `generation`. More than 1 is of use on a CPU alone.
+    cores: Into how many pieces, drawn at once, a rollout or the rows of calls
+      may be divided; see `generation`. More than 1 is of use on a CPU alone.
     copies: Whether the engine copies all parameters that are loaded. If False,
       some are read where the learner has them: call `unload` before they are
       donated.
@@ -171,6 +171,7 @@ class LocalEngine:
         self._held,
         self._widths_of_calls,
         rows,
+        self._parts_of_calls(rows),
         self.mesh,
         self.decode,
         self._tried,
@@ -223,14 +224,19 @@ class LocalEngine:
       holder=holder,
     )
 
-  def _pieces(self, params: Any, batch: arrays.Batch, cores: int) -> int:
-    """Into how many pieces to divide the prompts of a batch."""
-    config, layers = self.model.config, jax.tree.leaves(params['layers'])
+  def _pieces(self, cores: int, prompts: int, group: int) -> int:
+    """Into how many pieces to divide prompts that are drawn at once."""
+    assert self._held is not None
+    config, params = self.model.config, self._held.now[0]
     itemsize = params['embedding'].dtype.itemsize
     head = config.vocab_size * config.width * itemsize
-    layers, group = sum(x.nbytes for x in layers), batch.group
-    at_once = min(max(1, self.max_rows // group), len(batch.requests))
-    return generation.pieces(cores, at_once, group, layers, head)
+    layers = sum(x.nbytes for x in jax.tree.leaves(params['layers']))
+    return generation.pieces(cores, prompts, group, layers, head)
+
+  def _parts_of_calls(self, rows: int) -> int:
+    """Into how many equal pools to divide the rows of calls."""
+    most = self._pieces(self.cores, rows, group=1)
+    return max(parts for parts in range(1, most + 1) if rows % parts == 0)
 
   def _begun(
     self, batch: arrays.Batch, cores: int = 1
@@ -241,7 +247,8 @@ class LocalEngine:
     number, group = len(batch.requests), batch.group
     vocab_size = self.model.config.vocab_size
     prompts = arrays.prompts(batch, self.prompt_buckets, vocab_size)
-    pieces = self._pieces(self._held.now[0], batch, cores)
+    at_once = min(max(1, self.max_rows // group), number)
+    pieces = self._pieces(cores, at_once, group)
     most = math.ceil(number / pieces)
     schedule = self.schedule(most, group, prompts.tokens.shape[1], pieces)
     sampler = self._sampler(batch.choices(vocab_size), schedule)

@@ -1,7 +1,8 @@
 """Rows with contexts of their own: who has which, and who waits elsewhere.
 
-A pool has rows of one width. A context that nobody draws on keeps its row until
-another needs it; then it is parked on the host, and comes back unchanged.
+A pool has rows of one width, which are drawn by one program. A context that
+nobody draws on keeps its row until another needs it; then it is parked on the
+host, and comes back unchanged.
 """
 
 from collections.abc import Sequence
@@ -56,7 +57,8 @@ class Context:
     width: Places of its cache.
     ids: i32[n], what is to be read into it, in order.
     read: How many of them are in the cache.
-    row: Of its pool; None while it is parked.
+    pool: Where it has a row; None while it is parked.
+    row: Of its pool; None likewise.
     parked: Its cache on the host, while it has no row.
     turn: What is drawn behind it; None while it waits.
     users: How many calls may be followed from it, with the one that is drawn.
@@ -69,6 +71,7 @@ class Context:
   width: int
   ids: np.ndarray
   read: int = 0
+  pool: 'Pool | None' = None
   row: int | None = None
   parked: Any = None
   turn: Turn | None = None
@@ -115,6 +118,11 @@ class Pool:
     self.contexts: list[Context | None] = [None] * rows
     self.cache = programs.empty(params, rows, width)
 
+  @property
+  def load(self) -> tuple[bool, int]:
+    """What pools of one width are compared by: the least gets the next row."""
+    return None not in self.contexts, len(self.drawn_on)
+
   def find_row(self) -> int | None:
     """A row that is free, or made free; None if all are drawn on."""
     if None in self.contexts:
@@ -158,14 +166,14 @@ class Pool:
     """
     if cache is not None:
       self.place(cache, row)
-    context.row, context.parked = row, None
+    context.pool, context.row, context.parked = self, row, None
     self.contexts[row] = context
 
   def release(self, context: Context) -> None:
     """Takes the row of a context from it."""
-    if context.row is not None:
-      self.contexts[context.row] = None
-      context.row = None
+    assert context.row is not None
+    self.contexts[context.row] = None
+    context.pool = context.row = None
 
   @property
   def drawn_on(self) -> Sequence[Context]:

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import threading
+import time
 
 import jax
 import numpy as np
@@ -12,6 +14,8 @@ from grpo_jax import models
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import contexts
+from grpo_jax.engines.local import generation
+from grpo_jax.engines.local import pools
 from grpo_jax.mesh import sharding
 from tests import compilations
 from tests import drawing
@@ -183,6 +187,49 @@ def test_what_waits_without_a_row_is_parked_and_comes_back_unchanged():
   assert sum(one.parked for one in found[0]) > 1
 
 
+@pytest.mark.parametrize('max_rows', [8, 2])
+def test_pools_that_draw_at_once_draw_the_same(
+  reference, monkeypatch, max_rows
+):
+  monkeypatch.setattr(generation, '_LEAST_WORK', 0)
+  made, busy = engine(cores=2, max_rows=max_rows), []
+  real, seats, drawing_now, most = contexts.decode, pools.Pool.seat, set(), 0
+
+  def decode(*args):
+    nonlocal most
+    drawing_now.add(threading.get_ident())
+    time.sleep(0.01)
+    most = max(most, len(drawing_now))
+    drawing_now.remove(threading.get_ident())
+    return real(*args)
+
+  def seat(pool, *args):
+    seats(pool, *args)
+    some = made._queue._every_pool
+    busy.append([len(one.contexts) for one in some if any(one.contexts)])
+
+  monkeypatch.setattr(contexts, 'decode', decode)
+  monkeypatch.setattr(pools.Pool, 'seat', seat)
+  found = [draw(made, order)[1] for order in (list, *map(shuffled, range(3)))]
+  assert all(bits(one) == bits(found[0]) for one in found)
+  for one, other in zip(found[0], reference[2], strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
+  assert any(one.parked for one in found[0]) == (max_rows == 2)
+  # Half of the rows are in each pool, and both are drawn on.
+  rows = {tuple(one) for one in busy}
+  half = min(max_rows, 4) // 2
+  assert all(set(one) == {half} for one in rows) and (half, half) in rows
+  assert most == 2
+
+
+def test_rows_are_in_as_many_pools_as_divide_them(monkeypatch):
+  monkeypatch.setattr(generation, '_LEAST_WORK', 0)
+  made = engine(cores=4)
+  for rows, parts in (1, 1), (2, 2), (6, 3), (7, 1), (8, 4), (9, 3):
+    assert made._parts_of_calls(rows) == parts
+
+
 def test_a_shorter_turn_goes_on_from_a_wider_row():
   tree = (None, 0, (5, 6, 7, 8, 9, 5, 6), 50), (0, 0, (20,), 4), (1, 0, (4,), 5)
   asked, found = draw(engine(), tree=tree)
@@ -236,11 +283,11 @@ def test_nothing_is_kept_of_what_is_forgotten(reference):
   assert [len(turn) for turn in made.completed()]
   queue = made._queue
   made.forget(numbers[0])
-  assert sum(map(any, (pool.contexts for pool in queue._pools.values())))
+  assert sum(any(pool.contexts) for pool in queue._every_pool)
   for number in numbers[1:]:
     made.forget(number)
   assert made._queue is None and not queue._prompts
-  assert not any(any(pool.contexts) for pool in queue._pools.values())
+  assert not any(any(pool.contexts) for pool in queue._every_pool)
 
 
 def test_a_second_tree_compiles_nothing(reference, monkeypatch):
@@ -469,7 +516,7 @@ def test_what_is_given_up_leaves_nothing_and_changes_nothing(reference, turns):
   for number in others:
     made.forget(number)
   assert made._queue is None and not queue._prompts
-  assert not any(any(pool.contexts) for pool in queue._pools.values())
+  assert not any(any(pool.contexts) for pool in queue._every_pool)
 
 
 def test_a_context_lives_on_without_a_turn_that_is_given_up(reference):
