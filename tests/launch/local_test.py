@@ -34,7 +34,7 @@ def start(place, story, *options):
 
 
 def ended(process):
-  """The exit code, and what was printed; sooner than `--stop_secs`."""
+  """The exit code, and what was printed, sooner than `start` would kill."""
   out, err = process.communicate(timeout=300)
   return process.returncode, out, err
 

@@ -13,9 +13,8 @@ POSITION = np.array([[0, 63, 64, 200]], np.int32)
 
 
 def rotate(x, position, frequency, scale=1.0):
-  """NumPy's arrays turned by positions and frequencies."""
-  angle = position[:, :, None] * frequency[None, None]
-  circle = map(jax.numpy.asarray, (np.cos(angle), np.sin(angle)))
+  """An array of NumPy that is turned by positions and frequencies."""
+  circle = layers._circle(jax.numpy.asarray(position), frequency)
   return layers.rotate(jax.numpy.asarray(x), *circle, scale)
 
 

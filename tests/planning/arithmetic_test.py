@@ -200,13 +200,13 @@ def test_pools_of_rows_take_the_bytes_of_their_arrays(changes, parked):
     engine.submit(engines.Request(ids, keys + number, limit, sampling, calls=8))
   assert len([one for turn in engine.completed() for one in turn]) == 8
   pools, kept = engine._queue._pools, engine._queue._contexts.values()
-  assert [*pools] == [48] and counted.pool_rows == 8 - parked
+  assert [*pools] == [(48, 0)] and counted.pool_rows == 8 - parked
   arrays = jax.tree.leaves([pool.cache for pool in pools.values()])
   here = sum(x.addressable_shards[0].data.nbytes for x in arrays)
   assert counted.cache == here
   # What is refused at the start is that pool once for all devices.
   *_, least = limits._pool_bytes(made.run.config, made.run.model.config)
-  whole = jax.tree.leaves(pools[48].cache)
+  whole = jax.tree.leaves(pools[48, 0].cache)
   assert least == sum(x.nbytes for x in whole)
   hosts = [one.context.parked for one in kept if one.context.parked is not None]
   assert len(hosts) == parked

@@ -361,7 +361,7 @@ def episodes_stopped(folder, rank, stop):
 
 def wait_until_stopped():
   # In naps: a signal that comes as one begins is heard behind it.
-  for _ in range(3000):
+  for _ in range(1200):
     time.sleep(0.1)
   raise AssertionError('nobody has ended the wait')
 

@@ -7,7 +7,8 @@ loop on the host around the programs of `contexts`. One turn of it:
 1. Calls that wait get rows (`Queue._seat`): the row of the call that they go on
    from; or another, with a copy of what they share with that.
 2. What is new in them is read, piece by piece (`Queue._read`).
-3. A few tokens are drawn in all rows (`Queue._draw`), by all pools at once.
+3. A few tokens are drawn in all rows (`Queue._draw`), by several pools at once
+   where a width has several.
 
 What is drawn depends on the calls before it in its own context alone: not on
 when it came, nor on what came beside it. A row is as wide as its own length
@@ -123,7 +124,7 @@ class Queue:
     self._tried = set() if tried is None else tried
     self._shards = 1 if mesh is None else sharding.row_shards(mesh)
     self._reading = contexts.Programs(model, mesh)
-    self._pools: dict[int, list[Pool]] = {}
+    self._pools: dict[tuple[int, int], Pool] = {}  # by width and part
     self._waiting: list[Turn] = []
     self._contexts: dict[tuple[int, int], Kept] = {}
     self._has_states = model.config.has_states
@@ -143,13 +144,7 @@ class Queue:
   @property
   def _draws(self) -> bool:
     """Whether something is drawn."""
-    return any(pool.drawn_on for pool in self._every_pool)
-
-  @property
-  def _every_pool(self) -> list[Pool]:
-    """The pools, the narrowest first."""
-    by_width = (pools for _, pools in sorted(self._pools.items()))
-    return list(itertools.chain.from_iterable(by_width))
+    return any(pool.drawn_on for pool in self._pools.values())
 
   @property
   def is_empty(self) -> bool:
@@ -185,7 +180,7 @@ class Queue:
     self._clock += 1
     while self._seat_some():
       self._read()
-    pools = [pool for pool in self._every_pool if pool.drawn_on]
+    pools = [pool for _, pool in sorted(self._pools.items()) if pool.drawn_on]
     over: list[Sampled] = []
     for pool, drawn in zip(
       pools, self._drawn(pools, every_tokens), strict=True
@@ -206,7 +201,7 @@ class Queue:
   def forget(self, number: int) -> None:
     """Nothing will follow a request; if it has not finished, it is given up."""
     self._waiting = [one for one in self._waiting if one.number != number]
-    for pool in self._every_pool:
+    for pool in self._pools.values():
       for context in pool.drawn_on:
         assert context.turn is not None
         if context.turn.number == number:
@@ -221,8 +216,8 @@ class Queue:
     """A context has a user less."""
     context.users -= 1
     if not context.users:
-      if context.pool is not None:
-        context.pool.release(context)
+      if context.row is not None:
+        self._pool_of(context).release(context)
       context.parked = None
       if context.prompt is not None:
         del self._prompts[context.prompt]
@@ -231,18 +226,42 @@ class Queue:
   def _length(request: Request) -> int:
     return len(request.ids) + request.limit
 
-  def _pool(self, width: int) -> Pool:
-    """The pool of a width that has the next row to give."""
-    if width not in self._pools:
+  def _pool_of(self, context: Context) -> Pool:
+    """The pool of which a context has a row."""
+    assert context.row is not None
+    return self._pools[context.width, context.part]
+
+  def _pools_of(self, width: int) -> list[Pool]:
+    """The pools of a width, by their part; made when they are first needed."""
+    if (width, 0) not in self._pools:
       rows = self.rows // self._parts
-      self._pools[width] = [
-        Pool(self._reading, self._params, rows, width)
-        for _ in range(self._parts)
-      ]
+      for part in range(self._parts):
+        pool = Pool(self._reading, self._params, rows, width)
+        self._pools[width, part] = pool
       if (rows, width) not in self._tried:
         self._tried.add((rows, width))
-        self._try(self._pools[width][0], width)
-    return min(self._pools[width], key=operator.attrgetter('load'))
+        self._try(self._pools[width, 0], width)
+    return [self._pools[width, part] for part in range(self._parts)]
+
+  def _find_row(self, width: int) -> tuple[int, int] | None:
+    """A row that is free, or made free; None if all are drawn on.
+
+    Returns:
+      The part of its pool, and its number there.
+    """
+    parts = [*enumerate(self._pools_of(width))]
+    free = [one for one in parts if one[1].free_row is not None]
+    if free:
+      part, pool = min(free, key=lambda one: len(one[1].drawn_on))
+      assert pool.free_row is not None
+      return part, pool.free_row
+    longest = [pool.waits_longest for _, pool in parts]
+    waiting = [one for one in longest if one is not None]
+    if not waiting:
+      return None
+    # Who has waited longest has the slowest environment, it seems.
+    context = min(waiting, key=lambda one: one.waits_since)
+    return context.part, self._pool_of(context).park(context)
 
   def _try(self, pool: Pool, width: int) -> None:
     """Calls the programs that a new pool may need later, so they are compiled.
@@ -289,7 +308,7 @@ class Queue:
     width = layout.bucket(
       self._length(turn.request), self._widths, turn.request.name
     )
-    pool, context = self._pool(width), source
+    context = source
     goes_on = (
       source is not None
       and source.turn is None
@@ -299,20 +318,20 @@ class Queue:
     if not goes_on or context is None:
       context = Context(width, turn.ids)
     if context.row is None:
-      row = pool.find_row()
-      if row is None:
+      found = self._find_row(width)
+      if found is None:
         return False
       cache = None
       if source is not None and shared:
         cache = source.parked
         turn.parked = cache is not None
         if cache is None:
-          assert source.pool is not None
-          cache = source.pool.copy(source)
+          cache = self._pool_of(source).copy(source)
         if self._has_states:  # the source may have gone on
           states = host_arrays.to_host(states) if turn.parked else states
           cache = [a or b for a, b in zip(states, cache, strict=True)]
-      pool.seat(context, row, cache)
+      context.part, row = found
+      self._pools[width, context.part].seat(context, row, cache)
     context.ids, context.read, context.turn = turn.ids, shared, turn
     context.users += 1
     turn.read = len(turn.ids) - shared
@@ -349,7 +368,7 @@ class Queue:
 
   def _read(self) -> None:
     """Reads what is new in the contexts that have got a row."""
-    for pool in self._every_pool:
+    for pool in self._pools.values():
       while new := [one for one in pool.drawn_on if self._unread(one)]:
         by_piece: dict[int, list[Context]] = {}
         for one in new:
@@ -445,7 +464,8 @@ class Queue:
     """
     assert self._choices is not None
     turns, going = self._turns(pool), len(pool.drawn_on)
-    # Rows that have ended wait for the others, so not for long.
+    # Rows that have ended wait for the others, and for other pools, so not for
+    # long.
     floor = going - math.ceil(going / 8)
     params, version = self._held.now
     pool.cache, after, drawn = contexts.decode(
@@ -510,8 +530,8 @@ class Queue:
     whole, states = np.concatenate([turn.ids, one.ids]), None
     # Behind a stop string more may have been read than is kept.
     if self._has_states and len(one.ids) == turn.age:
-      assert context.pool is not None and context.row is not None
-      states = context.pool.pick_states(context.row)
+      assert context.row is not None
+      states = self._pool_of(context).pick_states(context.row)
     context.ids, context.read, context.turn = whole, len(whole) - 1, None
     context.waits_since = self._clock
     self._contexts[turn.number, turn.place] = Kept(context, whole, states)

@@ -234,7 +234,9 @@ class LocalEngine:
     return generation.pieces(cores, prompts, group, layers, head)
 
   def _parts_of_calls(self, rows: int) -> int:
-    """Into how many equal pools to divide the rows of calls."""
+    """Into how many equal pools to divide the rows of calls of each width."""
+    if self._row_shards > 1 or jax.process_count() > 1:
+      return 1  # all must call the same programs in the same order
     most = self._pieces(self.cores, rows, group=1)
     return max(parts for parts in range(1, most + 1) if rows % parts == 0)
 
@@ -306,7 +308,7 @@ class LocalEngine:
     return schedule_lib.Schedule(group, at_once, prompt_tokens, shards)
 
   def rows_of_calls(self, number: int) -> int:
-    """How many rows a pool has, if so many calls are drawn at once."""
+    """How many rows a width has, if so many calls are drawn at once."""
     shards = self._row_shards
     return math.ceil(max(1, min(number, self.max_rows)) / shards) * shards
 
@@ -329,7 +331,8 @@ class LocalEngine:
       number: Of calls that are drawn at once.
 
     Returns:
-      For each width, the narrowest first, shapes, dtypes and shardings.
+      For each width, the narrowest first, shapes, dtypes and shardings; as one
+      pool, though it may be divided into several.
     """
     read = self.decoding_params(params)
     programs = contexts.Programs(self.model, self.mesh)

@@ -35,6 +35,7 @@ from grpo_jax.mesh import host_arrays
 from grpo_jax.mesh import sharding
 
 _MOST_BYTES = 2**22  # of weights, for each row of a piece
+_WAIT_SECS = 0.5  # for a step, before it is waited for once more
 _LEAST_WORK = 2**25  # weights in bytes, times the rows of a piece
 
 
@@ -364,7 +365,11 @@ def side_by_side(steps: Sequence[Iterator[Any]]) -> Iterator[None]:
       # XLA otherwise. A command need not wait; see `commands.main.run`.
       threading.Thread(target=take, args=(one,), name='sampling').start()
     while going:
-      step = taken.get()
+      try:
+        # A signal that comes just as a wait begins is heard behind it.
+        step = taken.get(timeout=_WAIT_SECS)
+      except queue.Empty:
+        continue
       if isinstance(step, BaseException):
         raise step
       going -= step is end

@@ -57,8 +57,8 @@ class Context:
     width: Places of its cache.
     ids: i32[n], what is to be read into it, in order.
     read: How many of them are in the cache.
-    pool: Where it has a row; None while it is parked.
-    row: Of its pool; None likewise.
+    part: Which pool of this width it has a row of, or had.
+    row: Of its pool; None while it is parked.
     parked: Its cache on the host, while it has no row.
     turn: What is drawn behind it; None while it waits.
     users: How many calls may be followed from it, with the one that is drawn.
@@ -71,7 +71,7 @@ class Context:
   width: int
   ids: np.ndarray
   read: int = 0
-  pool: 'Pool | None' = None
+  part: int = 0
   row: int | None = None
   parked: Any = None
   turn: Turn | None = None
@@ -119,22 +119,22 @@ class Pool:
     self.cache = programs.empty(params, rows, width)
 
   @property
-  def load(self) -> tuple[bool, int]:
-    """What pools of one width are compared by: the least gets the next row."""
-    return None not in self.contexts, len(self.drawn_on)
+  def free_row(self) -> int | None:
+    """A row that no context has; None if there is none."""
+    return self.contexts.index(None) if None in self.contexts else None
 
-  def find_row(self) -> int | None:
-    """A row that is free, or made free; None if all are drawn on."""
-    if None in self.contexts:
-      return self.contexts.index(None)
+  @property
+  def waits_longest(self) -> Context | None:
+    """Of the contexts that nobody draws on, who has waited longest."""
     waiting = [one for one in self.contexts if one and one.turn is None]
-    if not waiting:
-      return None
-    # Who has waited longest has the slowest environment, it seems.
-    longest = min(waiting, key=lambda one: one.waits_since)
-    row = longest.row
-    longest.parked = host_arrays.to_host(self.copy(longest))
-    self.release(longest)
+    return min(waiting, key=lambda one: one.waits_since, default=None)
+
+  def park(self, context: Context) -> int:
+    """Takes a context to the host; returns the row that is free now."""
+    row = context.row
+    assert row is not None
+    context.parked = host_arrays.to_host(self.copy(context))
+    self.release(context)
     return row
 
   def copy(self, context: Context) -> Any:
@@ -161,19 +161,19 @@ class Pool:
 
     Args:
       context: Without one.
-      row: From `find_row`.
+      row: That is free.
       cache: Of one row, which is to be in it; None: nothing.
     """
     if cache is not None:
       self.place(cache, row)
-    context.pool, context.row, context.parked = self, row, None
+    context.row, context.parked = row, None
     self.contexts[row] = context
 
   def release(self, context: Context) -> None:
     """Takes the row of a context from it."""
-    assert context.row is not None
-    self.contexts[context.row] = None
-    context.pool = context.row = None
+    if context.row is not None:
+      self.contexts[context.row] = None
+      context.row = None
 
   @property
   def drawn_on(self) -> Sequence[Context]:

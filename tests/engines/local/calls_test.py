@@ -1,9 +1,11 @@
 """Calls that go on from each other: the same bits whenever they come."""
 
+import gc
 import itertools
 import random
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -15,7 +17,6 @@ from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import calls
 from grpo_jax.engines.local import contexts
 from grpo_jax.engines.local import generation
-from grpo_jax.engines.local import pools
 from grpo_jax.mesh import sharding
 from tests import compilations
 from tests import drawing
@@ -192,8 +193,8 @@ def test_pools_that_draw_at_once_draw_the_same(
   reference, monkeypatch, max_rows
 ):
   monkeypatch.setattr(generation, '_LEAST_WORK', 0)
-  made, busy = engine(cores=2, max_rows=max_rows), []
-  real, seats, drawing_now, most = contexts.decode, pools.Pool.seat, set(), 0
+  made = engine(cores=2, max_rows=max_rows)
+  real, drawing_now, most = contexts.decode, set(), 0
 
   def decode(*args):
     nonlocal most
@@ -203,24 +204,92 @@ def test_pools_that_draw_at_once_draw_the_same(
     drawing_now.remove(threading.get_ident())
     return real(*args)
 
-  def seat(pool, *args):
-    seats(pool, *args)
-    some = made._queue._every_pool
-    busy.append([len(one.contexts) for one in some if any(one.contexts)])
-
   monkeypatch.setattr(contexts, 'decode', decode)
-  monkeypatch.setattr(pools.Pool, 'seat', seat)
+  given = watch_rows(monkeypatch)
   found = [draw(made, order)[1] for order in (list, *map(shuffled, range(3)))]
   assert all(bits(one) == bits(found[0]) for one in found)
   for one, other in zip(found[0], reference[2], strict=True):
     np.testing.assert_array_equal(one.ids, other.ids)
     np.testing.assert_allclose(one.logp, other.logp, atol=1e-5)
   assert any(one.parked for one in found[0]) == (max_rows == 2)
-  # Half of the rows are in each pool, and both are drawn on.
-  rows = {tuple(one) for one in busy}
-  half = min(max_rows, 4) // 2
-  assert all(set(one) == {half} for one in rows) and (half, half) in rows
-  assert most == 2
+  assert most == 2 and {part for part, _ in given} == {0, 1}
+  # Both ways of getting a row were seen, or all rows were free.
+  assert {is_free for _, is_free in given} == {True, max_rows == 8}
+
+
+def watch_rows(monkeypatch):
+  """Which part gave each row, and whether it was free; the right one did."""
+  real, given = calls.Queue._find_row, []
+
+  def find_row(queue, width):
+    parts = queue._pools_of(width)
+    free = [part for part, one in enumerate(parts) if one.free_row is not None]
+    drawn = [len(one.drawn_on) for one in parts]
+    since = [
+      one.waits_longest and one.waits_longest.waits_since for one in parts
+    ]
+    found = real(queue, width)
+    if found is None:
+      assert not free and since == [None] * len(parts)
+    elif free:
+      assert found[0] in free
+      assert drawn[found[0]] == min(drawn[part] for part in free)
+    else:
+      some = [one for one in since if one is not None]
+      assert since[found[0]] == min(some)
+    given.extend([] if found is None else [(found[0], bool(free))])
+    return found
+
+  monkeypatch.setattr(calls.Queue, '_find_row', find_row)
+  return given
+
+
+def test_an_error_in_one_of_several_pools_ends_all(monkeypatch):
+  monkeypatch.setattr(generation, '_LEAST_WORK', 0)
+  made, real, count = engine(cores=2), contexts.decode, itertools.count()
+
+  def decode(*args):
+    if next(count) == 3:
+      raise ValueError('no memory')
+    return real(*args)
+
+  expected = bits(draw(made)[1])
+  monkeypatch.setattr(contexts, 'decode', decode)
+  with pytest.raises(ValueError, match='no memory'):
+    draw(made)
+  assert made._queue is None
+  assert bits(draw(made)[1]) == expected
+
+
+@pytest.mark.parametrize('cores', [1, 2])
+def test_caches_are_freed_with_what_drew(monkeypatch, cores):
+  """At once, and not when Python next looks for cycles."""
+  monkeypatch.setattr(generation, '_LEAST_WORK', 0)
+  made = engine(cores=cores)
+  keys, ids = np.zeros((1, 2), np.uint32), [5, 6, 7]
+  ended = [
+    lambda turns: made.unload(),
+    lambda turns: made.load(tiny.params(made.model), version=6),
+    lambda turns: turns.close(),  # in the midst
+  ]
+  gc.disable()
+  try:
+    for end in ended:
+      made.load(tiny.params(made.model), version=5)
+      for n, limit in enumerate((2, 40)):  # one is kept, one is drawn
+        endless = engines.Sampling()
+        made.submit(engines.Request(ids, keys + n, limit, endless, calls=4))
+      turns = made.completed()
+      while not made._queue._contexts:
+        next(turns)
+      pools = made._queue._pools.values()
+      caches = [*map(weakref.ref, jax.tree.leaves([x.cache for x in pools]))]
+      del pools
+      end(turns)
+      turns.close()
+      assert caches and not any(one() is not None for one in caches)
+  finally:
+    gc.enable()
 
 
 def test_rows_are_in_as_many_pools_as_divide_them(monkeypatch):
@@ -283,11 +352,11 @@ def test_nothing_is_kept_of_what_is_forgotten(reference):
   assert [len(turn) for turn in made.completed()]
   queue = made._queue
   made.forget(numbers[0])
-  assert sum(any(pool.contexts) for pool in queue._every_pool)
+  assert sum(any(pool.contexts) for pool in queue._pools.values())
   for number in numbers[1:]:
     made.forget(number)
   assert made._queue is None and not queue._prompts
-  assert not any(any(pool.contexts) for pool in queue._every_pool)
+  assert not any(any(pool.contexts) for pool in queue._pools.values())
 
 
 def test_a_second_tree_compiles_nothing(reference, monkeypatch):
@@ -433,7 +502,7 @@ def test_who_has_waited_longest_is_parked():
 def test_the_caches_of_a_pool_are_written_where_they_are(reference):
   made, asked, *_ = reference
   number = made.submit(asked[0])
-  (pool,) = made._queue._pools.values() or [made._queue._pool(24)]
+  (pool,) = made._queue._pools.values() or made._queue._pools_of(24)
   before = jax.tree.leaves(pool.cache)
   ((one,),) = made.completed()
   assert one.request == number
@@ -516,7 +585,7 @@ def test_what_is_given_up_leaves_nothing_and_changes_nothing(reference, turns):
   for number in others:
     made.forget(number)
   assert made._queue is None and not queue._prompts
-  assert not any(any(pool.contexts) for pool in queue._every_pool)
+  assert not any(any(pool.contexts) for pool in queue._pools.values())
 
 
 def test_a_context_lives_on_without_a_turn_that_is_given_up(reference):
