@@ -14,6 +14,8 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from grpo_jax.mesh import sharding
+
 Array = jax.Array
 
 CHECKPOINT_NAME = 'attention'
@@ -180,11 +182,11 @@ def _rows(x: Array) -> Array:
 
 
 def _over_queries(x: Array, y: Array) -> Array:
-  """The product f32[B,K,N,D] of f[B,K,h,Q,N] and f[B,K,h,Q,D], as `_product`.
-
-  The larger factor, x, stays as it lies: of a plain product XLA makes a
-  transposed copy of it on a CPU.
-  """
+  """`_product` of f[B,K,h,Q,N] and f[B,K,h,Q,D] over queries, f32[B,K,N,D]."""
+  if sharding.platform() != 'cpu':
+    return _product('bkhqn,bkhqd->bknd', x, y)
+  # The larger factor, x, stays as it lies. Of the plain product XLA makes a
+  # transposed copy of it on a CPU; of this one, on a TPU.
   turned = jnp.matmul(
     jnp.swapaxes(_rows(y), 2, 3),
     _rows(x.astype(y.dtype)),

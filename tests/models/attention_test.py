@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax.mesh import sharding
 from grpo_jax.models import attention
 from grpo_jax.models import layout
 from grpo_jax.models import softmax
@@ -29,6 +30,27 @@ def test_attend_is_softmax_attention():
   )
   partial = softmax.attend(query, key, value, visible)
   np.testing.assert_allclose(partial.output, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'tpu'])
+def test_gradients_are_those_of_softmax_attention(monkeypatch, platform):
+  """Products are written in other orders for each kind of device."""
+  monkeypatch.setattr(sharding, 'platform', lambda: platform)
+  query, key, value, visible = case()
+  weight = jax.random.normal(jax.random.key(9), query.shape)
+
+  def found(*arrays):
+    return jnp.sum(weight * softmax.attend(*arrays, visible).output)
+
+  def expected(*arrays):
+    whole = jax.nn.dot_product_attention(*arrays, mask=visible[:, None])
+    return jnp.sum(weight * whole)
+
+  gradients = (
+    jax.grad(loss, (0, 1, 2))(query, key, value) for loss in (found, expected)
+  )
+  for one, other in zip(*gradients, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_merging_two_halves_is_the_whole():
