@@ -3,10 +3,10 @@
 Every function is entered once, where it is called first. The walk is the order
 of these first entries, by folder. `mesh` and `learner/metrics.py` are
 vocabulary and no stops, and a property is read like a field. Lambdas and
-comprehensions are part of the function around them. Rules of derivatives and
-what listens to compilations are left out, because JAX calls them and not a
-reader. Measured like this, the walk had 35 stops in 11 places, 24 of them
-returns, before the folders were made.
+comprehensions are part of the function around them. Rules of derivatives, what
+they call, and what listens to compilations are left out, because JAX calls them
+and not a reader. Measured like this, the walk had 35 stops in 11 places, 24 of
+them returns, before the folders were made.
 """
 
 import functools
@@ -55,7 +55,7 @@ def folders_walked():
     caller = frame.f_back
     if caller and caller.f_code.co_filename.endswith('jax/_src/monitoring.py'):
       return
-    while caller and '/grpo_jax/' not in caller.f_code.co_filename:
+    while caller:
       if caller.f_code.co_name.startswith('backward_pass'):
         return
       caller = caller.f_back
