@@ -56,7 +56,7 @@ ALLOWED = {
 # texts knows nothing of the fields of a config.
 _SMALL = {
   'config.http_client', 'config.importing', 'config.gguf_files',
-  'config.plain_text', 'config.whole_files',
+  'config.plain_text', 'config.waits', 'config.whole_files',
 }  # fmt: skip
 ONLY = {
   ('learner', 'episodes'): {'episodes.types'},

@@ -25,6 +25,7 @@ from typing import Any
 from typing import NamedTuple
 from typing import Protocol
 
+from grpo_jax.config import waits
 from grpo_jax.episodes import rollout as rollout_lib
 from grpo_jax.episodes.types import Rollout
 from grpo_jax.rollouts import dynamic_sampling
@@ -32,7 +33,6 @@ from grpo_jax.rollouts import parquet
 from grpo_jax.rollouts.dynamic_sampling import Drawn
 from grpo_jax.rollouts.dynamic_sampling import PromptState
 
-_WAIT_SECS = 0.5  # for a rollout, before it is waited for once more
 _JUDGING_SECS = 2.0  # that a reward function may take when a run has ended
 
 Draw = Callable[[PromptState, int], Drawn]
@@ -497,9 +497,7 @@ class Ahead:
     begun = time.monotonic()
     with self._wait():
       while version not in self._finished and self._error is None:
-        # A signal that comes just as a wait begins is heard behind it.
-        with contextlib.suppress(queue.Empty):
-          self._news.get(timeout=_WAIT_SECS)
+        waits.take(self._news)
     # From here on no signal ends it.
     with self._changed:
       if version not in self._finished:

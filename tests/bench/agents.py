@@ -122,13 +122,7 @@ def arguments(given=None) -> argparse.Namespace:
   )
   parser.add_argument('--peers', type=words, default=[*PEERS])
   parser.add_argument('--repeats', type=int, default=2, help='turns of each')
-  parser.add_argument(
-    '--envs',
-    type=pathlib.Path,
-    default=ROOT / '.bench',
-    help="folder of the peers' environments",
-  )
-  parser.add_argument('--limit_secs', type=float, default=300.0, help='per run')
+  environments.add_arguments(parser, limit_secs=300.0)
   args = parser.parse_args(given)
   if unknown := set(args.peers) - set(PEERS):
     parser.error(f'{sorted(unknown)} is none of {", ".join(PEERS)}')
@@ -218,7 +212,8 @@ def report(
     tried_table(tried),
     unfair(work, secs),
   ]
-  if failed := errors(results):
+  labelled = {(label_of(key[0]), key[1]): results[key] for key in results}
+  if failed := tables.errors(labelled):
     said.append(f'**Failed**\n\n{failed}')
   return '\n\n'.join(said)
 
@@ -262,16 +257,6 @@ def tried_table(tried: Tried) -> str:
     said = '; '.join(f'{one}: {tables.number(found[one])}' for one in found)
     lines.append((label, name, said))
   return '**Settings that peers tried**\n\n' + tables.markdown(lines)
-
-
-def errors(results: Results) -> str:
-  """A line for every turn that failed."""
-  return '\n'.join(
-    f'- {name}, {label_of(secs)}, turn {turn}: {result["error"]}'
-    for (secs, name), turns in results.items()
-    for turn, result in enumerate(turns, 1)
-    if 'error' in result
-  )
 
 
 def unfair(work: agents_work.Work, secs: float) -> str:

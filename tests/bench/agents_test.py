@@ -120,13 +120,13 @@ def test_a_ratio_is_of_the_same_turn():
     '| sleep 0.250 s | grpo_jax | 1.00 | 48.0 | 12.0 | 100 |  |',
     '| sleep 0.250 s | trl | failed | - | - | - | - |',
   ]
-  assert agents.errors(results).splitlines() == [
-    '- grpo_jax, answer at once, turn 3: it broke',
-    '- trl, sleep 0.250 s, turn 1: no memory',
-  ]
   said = agents.report(SMALL, 0.25, results, {})
   assert said.startswith('4 episodes of 3 turns, 4 tokens each; jax 1.')
-  assert '**Failed**' in said and f'{agents.reread(SMALL):.2f} times' in said
+  assert said.partition('**Failed**')[2].split('\n')[2:] == [
+    '- answer at once, grpo_jax, turn 3: it broke',
+    '- sleep 0.250 s, trl, turn 1: no memory',
+  ]
+  assert f'{agents.reread(SMALL):.2f} times' in said
 
 
 def test_peers_take_their_turns_with_what_was_fastest(monkeypatch):

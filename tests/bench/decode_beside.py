@@ -57,13 +57,8 @@ def arguments() -> argparse.Namespace:
   parser.add_argument('--cases', type=words, default=['C', 'S'])
   parser.add_argument('--streams', type=numbers, default=[1, 16, 64])
   parser.add_argument('--turns', type=int, default=3)
-  parser.add_argument(
-    '--envs', type=pathlib.Path, default=HERE.parents[1] / '.bench'
-  )
   parser.add_argument('--llama_cpp', type=pathlib.Path, metavar='FOLDER')
-  parser.add_argument(
-    '--limit_secs', type=float, default=300.0, help='per run of a peer'
-  )
+  environments.add_arguments(parser, limit_secs=300.0)
   return parser.parse_args()
 
 

@@ -1,5 +1,6 @@
 """A virtual environment for each peer, made when it is missing."""
 
+import argparse
 import pathlib
 import subprocess
 import sys
@@ -16,6 +17,19 @@ PACKAGES = {
     'accelerate==1.15.0',
   ),
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser, limit_secs: float) -> None:
+  """Where the environments are, and how long a run in one may take."""
+  parser.add_argument(
+    '--envs',
+    type=pathlib.Path,
+    default=pathlib.Path(__file__).resolve().parents[2] / '.bench',
+    help="folder of the peers' environments",
+  )
+  parser.add_argument(
+    '--limit_secs', type=float, default=limit_secs, help='per run'
+  )
 
 
 def python_of(peer: str, envs: pathlib.Path) -> str:

@@ -103,13 +103,7 @@ def arguments() -> argparse.Namespace:
   parser.add_argument(
     '--repeats', type=int, help='turns; 3, and 1 for a single case'
   )
-  parser.add_argument(
-    '--envs',
-    type=pathlib.Path,
-    default=ROOT / '.bench',
-    help="folder of the peers' environments",
-  )
-  parser.add_argument('--limit_secs', type=float, default=900.0, help='per run')
+  environments.add_arguments(parser, limit_secs=900.0)
   parser.add_argument(
     '--json', type=pathlib.Path, help='a file for all figures so far'
   )

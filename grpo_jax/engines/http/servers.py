@@ -14,13 +14,13 @@ import threading
 from typing import Any
 
 from grpo_jax.config import http_client
+from grpo_jax.config import waits
 from grpo_jax.engines.http import dialects
 from grpo_jax.engines.http.dialects import Call
 from grpo_jax.engines.http.dialects import Unusable
 
 _END_SECS = 10.0
 _LOOK_SECS = 0.01  # between two looks at a server that is being changed
-_WAIT_SECS = 0.5  # for an answer, before it is waited for once more
 _AGAIN_SECS = 0.5  # before a server is asked again for what it could not do
 _AGAIN = 4  # times, at most
 TRIES = 4  # of what a server gives up, or answers unusably
@@ -216,11 +216,7 @@ class Servers:
     with self.opened() as start:
       found: queue.SimpleQueue[Any] = queue.SimpleQueue()
       start(do, found.put)
-      while found.empty():
-        # A signal that comes just as a wait begins is heard behind it.
-        with contextlib.suppress(queue.Empty):
-          found.put(found.get(timeout=_WAIT_SECS))
-      result = found.get()
+      result = waits.take(found)
     if isinstance(result, BaseException):
       raise result
     return result

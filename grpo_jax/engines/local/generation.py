@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpo_jax.config import waits
 from grpo_jax.engines.local import arrays
 from grpo_jax.engines.local import sampler as sampler_lib
 from grpo_jax.engines.local import schedule
@@ -35,7 +36,6 @@ from grpo_jax.mesh import host_arrays
 from grpo_jax.mesh import sharding
 
 _MOST_BYTES = 2**22  # of weights, for each row of a piece
-_WAIT_SECS = 0.5  # for a step, before it is waited for once more
 _LEAST_WORK = 2**25  # weights in bytes, times the rows of a piece
 
 
@@ -365,11 +365,7 @@ def side_by_side(steps: Sequence[Iterator[Any]]) -> Iterator[None]:
       # XLA otherwise. A command need not wait; see `commands.main.run`.
       threading.Thread(target=take, args=(one,), name='sampling').start()
     while going:
-      try:
-        # A signal that comes just as a wait begins is heard behind it.
-        step = taken.get(timeout=_WAIT_SECS)
-      except queue.Empty:
-        continue
+      step = waits.take(taken)
       if isinstance(step, BaseException):
         raise step
       going -= step is end
