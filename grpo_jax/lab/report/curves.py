@@ -24,6 +24,7 @@ class Interval(NamedTuple):
 
   mean: float
   half: float  # NaN for a single value
+  count: int = 1  # of the independent values
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -46,8 +47,21 @@ def mean_interval(values: Sequence[float]) -> Interval:
   mean, number = float(np.mean(values)), len(values)
   if number == 1:
     return Interval(mean, math.nan)
-  error = float(np.std(values, ddof=1)) / math.sqrt(number)
-  return Interval(mean, _quantile(number) * error)
+  deviation = float(np.std(values, ddof=1))
+  return Interval(mean, half_width(deviation, number), number)
+
+
+def half_width(deviation: float, number: int) -> float:
+  """Half of the 95 % interval of the mean of some values.
+
+  Args:
+    deviation: s, of the values.
+    number: How many they are, 2 or more.
+
+  >>> round(half_width(1.0, 3), 3)
+  2.484
+  """
+  return _quantile(number) * deviation / math.sqrt(number)
 
 
 @functools.cache

@@ -18,6 +18,7 @@ is kept of it, how arms are summed up, the verdicts and the tables of these.
 
 import collections
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -118,23 +119,38 @@ ARMS = (
 )  # fmt: skip
 
 
+# By the updates per rollout. The best rates lie inside of them.
 _RATES = {
-  4: (5e-4, 2e-4, 1e-4),
-  8: (5e-4, 2e-4, 1e-4),
-  16: (2e-4, 1e-4, 5e-5),
+  4: (1e-3, 5e-4, 2e-4, 1e-4),
+  8: (5e-4, 2e-4, 1e-4, 5e-5),
+  16: (5e-4, 2e-4, 1e-4, 5e-5, 2e-5),
 }
+_RATES_SMOLLM2 = {
+  4: (8e-5, 4e-5, 2e-5),
+  8: (4e-5, 2e-5, 1e-5),
+  16: (4e-5, 2e-5, 1e-5),
+}
+
+
+def _over(
+  rates: Mapping[int, Sequence[float]], brakes: Sequence[str]
+) -> tuple[Arm, ...]:
+  """Every brake at every rate of every number of updates."""
+  return tuple(
+    Arm(brake, updates, lr)
+    for updates, tried in rates.items()
+    for lr in tried
+    for brake in brakes
+  )
+
+
 STUDIES = {
   'brakes': ARMS,
-  'brakes_updates': tuple(
-    Arm(brake, updates, lr)
-    for updates, rates in _RATES.items()
-    for lr in rates
-    for brake in ('none', 'decay', 'project', 'narrow', 'rollback')
+  'brakes_updates': _over(
+    _RATES, ('none', 'decay', 'project', 'narrow', 'rollback')
   ),
-  'brakes_smollm2': tuple(
-    Arm(brake, 4, lr)
-    for lr in (4e-5, 2e-5, 1e-5)
-    for brake in ('none', 'decay', 'project')
+  'brakes_smollm2': _over(
+    _RATES_SMOLLM2, ('none', 'decay', 'project', 'narrow')
   ),
 }
 
@@ -463,8 +479,21 @@ GENERAL = {
 }
 
 
-def experiment(arms: Sequence[Arm]) -> Experiment:
-  """The claims on these arms, and how to test them."""
+_TITLES = {
+  'brakes': ('E3c', 'brakes on clipped tokens'),
+  'brakes_updates': ('E3b', 'brakes on clipped tokens, by updates per rollout'),
+  'brakes_smollm2': ('E3d', 'brakes on clipped tokens of SmolLM2-135M'),
+}
+
+
+def experiment(name: str, arms: Sequence[Arm] = ()) -> Experiment:
+  """The claims on arms of a study, and how to test them.
+
+  Args:
+    name: Of the study.
+    arms: The arms; empty: all of the study.
+  """
+  arms = arms or STUDIES[name]
   asked = dict(GENERAL)
   for brake, updates in _kinds(arms):
     asked[f'{brake}_{updates}'] = Claim(
@@ -480,9 +509,7 @@ def experiment(arms: Sequence[Arm]) -> Experiment:
       'asked by this project',
       low=0.0,
     )
-  return Experiment(
-    'E3b', 'brakes on clipped tokens', asked, lambda full: {}, measure, draw
-  )
+  return Experiment(*_TITLES[name], asked, lambda full: {}, measure, draw)
 
 
 def _kinds(arms: Iterable[Arm]) -> list[tuple[str, int]]:
@@ -771,7 +798,8 @@ def compared(
     workdir: Directory of the study.
     secs: What the runs took.
   """
-  made, found = experiment([one.arm for one in outcomes]), numbers(outcomes)
+  found = numbers(outcomes)
+  made = experiment(name, [one.arm for one in outcomes])
   judged = pages.judge(name, made, found, secs, workdir)
   return Compared(summarise(outcomes), *judged)
 

@@ -52,11 +52,13 @@ class Measured(NamedTuple):
   Attributes:
     mean: The number, or the mean over seeds.
     half: Half the width of its 95 % interval; 0 where nothing is random.
+    count: Of how many independent values; 0 where nothing is random.
     example: The smallest case that shows it, in words; '' for none.
   """
 
   mean: float
   half: float = 0.0
+  count: int = 0
   example: str = ''
 
 
@@ -110,6 +112,37 @@ def verdict(claim: Claim, measured: Measured) -> str:
   if least >= claim.low and most <= claim.high:
     return HOLDS
   return FAILS if least > claim.high or most < claim.low else OPEN
+
+
+def values_needed(claim: Claim, measured: Measured) -> int | None:
+  """How many values, one for each seed, would decide a claim that is open.
+
+  So many that the interval would lie on one side of the nearer end of the
+  range, if mean and deviation stayed what they are. They do not stay, so with
+  so many a verdict is about as likely as none.
+
+  Args:
+    claim: The claim.
+    measured: With an interval over two values or more.
+
+  Returns:
+    A number above `measured.count`. None where the claim is decided, where
+    there is no interval, or where the mean lies at the end of the range.
+
+  >>> values_needed(Claim('', '', low=0.0), Measured(0.28, 0.94, 3))
+  10
+  """
+  if verdict(claim, measured) != OPEN or measured.count < 2:
+    return None
+  deviation = measured.half / curves.half_width(1.0, measured.count)
+  distance = min(abs(measured.mean - end) for end in (claim.low, claim.high))
+  if not distance or math.isnan(distance):
+    return None
+  # Normal values would need so many; Student's t needs a few more.
+  number = max(measured.count, math.ceil((1.96 * deviation / distance) ** 2))
+  while curves.half_width(deviation, number) > distance:
+    number += 1
+  return number
 
 
 def check(experiment: Experiment, numbers: Numbers) -> list[Row]:
@@ -189,3 +222,16 @@ def value(measured: Measured) -> str:
   if math.isnan(measured.half):
     return f'{text} (one seed)'
   return text if measured.half == 0 else f'{text} ± {measured.half:.2g}'
+
+
+def answer(row: Row) -> str:
+  """What was measured as text, and of an open claim how many values it takes.
+
+  >>> claim, measured = Claim('', '', low=0.0), Measured(0.28, 0.94, 3)
+  >>> answer(Row('', claim, measured, verdict(claim, measured)))
+  '0.28 ± 0.94 (n = 3; to decide takes n ≥ 10)'
+  """
+  text, needed = value(row.measured), values_needed(row.claim, row.measured)
+  if needed is None:
+    return text
+  return f'{text} (n = {row.measured.count}; to decide takes n ≥ {needed})'

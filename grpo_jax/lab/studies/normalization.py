@@ -75,10 +75,14 @@ class Plan(NamedTuple):
 
   Attributes:
     name: Of the study.
+    label: Of its experiment; see `claims.Experiment`.
+    title: Likewise.
     optimizers: By name.
   """
 
   name: str
+  label: str
+  title: str
   optimizers: Mapping[str, Optimizer]
 
   @property
@@ -95,6 +99,8 @@ class Plan(NamedTuple):
 _OF_ADAM = 5e-5, 1e-4, 2e-4, 5e-4, 1e-3
 ARITHMETIC = Plan(
   'normalization',
+  'E10b',
+  'dividing by the deviation on a language model',
   {
     'SGD': Optimizer(False, (0.0, 0.0), (5e-3, 1e-2, 2e-2, 5e-2, 0.1)),
     'momentum': Optimizer(False, (0.9, 0.0), (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)),
@@ -108,9 +114,12 @@ ARITHMETIC = Plan(
 )
 SMOLLM2 = Plan(
   'normalization_smollm2',
+  'E10c',
+  'dividing by the deviation on SmolLM2-135M',
   {
-    'momentum': Optimizer(False, (0.9, 0.0), (3e-3, 1e-2, 3e-2)),
-    'Adam': Optimizer(True, (0.0, 1e-8), (1e-5, 3e-5, 1e-4)),
+    'SGD': Optimizer(False, (0.0, 0.0), (1e-2, 3e-2, 0.1, 0.3, 1.0)),
+    'Adam': Optimizer(True, (0.0, 1e-8), (1e-5, 3e-5, 1e-4, 3e-4)),
+    'Adam-epsilon-0.01': Optimizer(True, (0.0, 0.01), (1e-4, 3e-4, 1e-3, 3e-3)),
   },
 )
 
@@ -130,30 +139,14 @@ _LOG2 = (
   'log2 of those without it / with it, in doublings; failures are 1 - mean '
   'reward of a training; rates are chosen on the same seeds'
 )
-_ASKED = {
-  'SGD': 'sgd',
-  'momentum': 'momentum',
-  'Adam': 'adam',
-  'AdamW': 'adamw',
-  'AdamW-epsilon-0.01': 'large_epsilon',
-}
 
-CLAIMS = {
+_GENERAL = {
   'unequal': Claim(
     'Prompts are of unequal difficulty (deviation over prompts of the mean '
     'reward of a group, first rollout).',
     'wanted of a fair comparison',
     low=0.2,
   ),
-  **{
-    claim: Claim(
-      f'{optimizer}, on a language model: with each way at its best rate, '
-      f'dividing by the deviation lowers the failures ({_LOG2}).',
-      f'asked by {GE}',
-      low=0.0,
-    )
-    for optimizer, claim in _ASKED.items()
-  },
   'adam_same': Claim(
     'Adam, on a language model: with each way at its best rate, dividing by '
     'the deviation changes the failures by less than a tenth, either way '
@@ -179,8 +172,8 @@ def numbers(plan: Plan, outcomes: Iterable[Any]) -> dict[str, Any]:
     outcomes: One per arm and seed.
 
   Returns:
-    `failure[optimizer][method]`, [R,S], at the rates `rates[optimizer]`, and
-    `spread`, one for each seed.
+    `failure[optimizer][method]`, [R,S], at the rates `rates[optimizer]`;
+    `spread`, one for each seed; and `asked`, all optimizers of the plan.
   """
   by_arm: dict[Any, dict[int, Any]] = {}
   spread = {}
@@ -205,7 +198,12 @@ def numbers(plan: Plan, outcomes: Iterable[Any]) -> dict[str, Any]:
     }
     for name in rates
   }
-  return {'rates': rates, 'failure': failure, 'spread': [*spread.values()]}
+  return {
+    'asked': [*plan.optimizers],
+    'rates': rates,
+    'failure': failure,
+    'spread': [*spread.values()],
+  }
 
 
 def measure(numbers) -> dict[str, Measured]:
@@ -214,13 +212,12 @@ def measure(numbers) -> dict[str, Measured]:
   gains = {
     name: normalized_optimizer.gain(arms) for name, arms in failure.items()
   }
-  adam = gains.get('Adam', claims.UNKNOWN)
   return {
     'unequal': claims.over_seeds(numbers['spread']),
     **{
-      claim: gains.get(name, claims.UNKNOWN) for name, claim in _ASKED.items()
+      name.lower(): gains.get(name, claims.UNKNOWN) for name in numbers['asked']
     },
-    'adam_same': adam,
+    'adam_same': gains.get('Adam', claims.UNKNOWN),
     'inside': normalized_optimizer.inside(numbers['rates'], failure),
   }
 
@@ -243,21 +240,20 @@ def draw(numbers, found, figure, colors) -> str:
   )
 
 
-EXPERIMENT = Experiment(
-  'E10b',
-  'dividing by the deviation on a language model',
-  CLAIMS,
-  lambda full: {},
-  measure,
-  draw,
-)
-
-
 def experiment(plan: Plan) -> Experiment:
-  """`EXPERIMENT` without the claims on optimizers that a plan does not have."""
-  left_out = {_ASKED[name] for name in _ASKED if name not in plan.optimizers}
-  kept = {name: c for name, c in CLAIMS.items() if name not in left_out}
-  return EXPERIMENT._replace(claims=kept)
+  """The claims on the optimizers of a plan, and how to test them."""
+  asked = {
+    name.lower(): Claim(
+      f'{name}, on a language model: with each way at its best rate, dividing '
+      f'by the deviation lowers the failures ({_LOG2}).',
+      f'asked by {GE}',
+      low=0.0,
+    )
+    for name in plan.optimizers
+  }
+  return Experiment(
+    plan.label, plan.title, _GENERAL | asked, lambda full: {}, measure, draw
+  )
 
 
 _RISE = 3  # updates over which the learning rate rises linearly

@@ -251,7 +251,7 @@ def cells(row: claims.Row) -> dict[str, str]:
     'claim': f'{row.claim.text} {row.measured.example}'.strip(),
     'source': row.claim.source,
     'expected': claims.expected(row.claim),
-    'measured': claims.value(row.measured),
+    'measured': claims.answer(row),
   }
 
 

@@ -49,7 +49,7 @@ def test_arms_are_compared_with_the_base_seed_by_seed():
   assert project.factors == pytest.approx(  # of seeds 0 and 1 alone
     {'overshoot': 10.0, 'overshoot_positive': 1.0, 'kl_rollout': 4.0}
   )
-  assert project.gap == pytest.approx((0.06, T_1 * 0.04))
+  assert project.gap == pytest.approx((0.06, T_1 * 0.04, 2))
   assert cool.factors == {}
 
 
@@ -67,7 +67,7 @@ def test_brakes_meet_arms_without_one_by_kl_and_reward():
   assert matched[PROJECT, 'nearest KL'][0] == BASE
   control, gap = matched[PROJECT, 'no more KL']
   assert control == CALM
-  assert gap == pytest.approx((0.01, T_1 * 0.11))  # -0.1 and 0.12
+  assert gap == pytest.approx((0.01, T_1 * 0.11, 2))  # -0.1 and 0.12
   assert matched[COOL, 'nearest KL'][0] == BASE
   assert matched[COOL, 'no more KL'][0] == BASE  # 0.7 is above 0.65
   assert len(matched) == 4
@@ -81,12 +81,12 @@ def test_arms_are_named_by_what_is_not_as_in_the_base():
 
 def test_every_brake_has_a_control_at_each_number_of_updates():
   arms = brakes.STUDIES['brakes_updates']
-  assert len({arm.label for arm in arms}) == len(arms) == 45
+  assert len({arm.label for arm in arms}) == len(arms) == 65
   made = [outcome(arm, 0, 0.5, kl=arm.lr * arm.updates) for arm in arms]
   summary = brakes.summarise(made)
-  assert len(summary.best) == 15  # of three rates each
+  assert len(summary.best) == 15  # of four rates each, or five
   nearest = {m.arm: m.control for m in summary.matches if m.by == 'nearest KL'}
-  assert len(nearest) == 36  # all arms with a brake
+  assert len(nearest) == 52  # all arms with a brake
   for arm in (Arm('project', 16, 5e-5), Arm('decay', 4, 2e-4)):
     assert nearest[arm].lr * nearest[arm].updates == arm.lr * arm.updates
 
@@ -124,7 +124,7 @@ def numbers(**gains):
 
 def verdicts_of(found):
   arms = [one.arm for one in brakes._outcomes(found)]
-  made = brakes.experiment(arms)
+  made = brakes.experiment('brakes_updates', arms)
   return {row.name: row.verdict for row in claims.check(made, found)}
 
 
@@ -223,7 +223,7 @@ def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
   brakes.show(compared)
   seen = capsys.readouterr().out
   assert '0.040±0.254 (x10.0)' in seen and '+0.010±1.398' in seen
-  assert 'E3b: brakes on clipped tokens' in seen and 'claims.html' in seen
+  assert 'E3c: brakes on clipped tokens' in seen and 'claims.html' in seen
   page = (tmp_path / 'claims' / 'claims.html').read_text()
   assert 'no brake raises the mean reward by more than 0.05' in page
   cells = brakes.tables(brakes.summarise([outcome(BASE, 0, math.nan)]))

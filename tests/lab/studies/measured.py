@@ -29,10 +29,10 @@ FILE = pathlib.Path(__file__).with_suffix('.json')
 def experiments() -> Mapping[str, claims.Experiment]:
   """Those of the table, by the name of the study."""
   found = {name: papers.experiment(name) for name in EXPERIMENTS}
-  brakes = verdicts.experiment(verdicts.STUDIES['brakes_updates'])
+  brakes = verdicts.experiment('brakes_updates')
   general = {name: brakes.claims[name] for name in verdicts.GENERAL}
   return found | {
-    'normalization': normalization.EXPERIMENT,
+    'normalization': normalization.experiment(normalization.ARITHMETIC),
     'brakes_updates': brakes._replace(claims=general),
   }
 
@@ -40,9 +40,9 @@ def experiments() -> Mapping[str, claims.Experiment]:
 def values() -> dict[str, dict[str, Measured]]:
   """What was measured, by study and claim."""
 
-  def measured(mean, half, example):
+  def measured(mean, half, count, example):
     mean, half = (math.nan if x is None else x for x in (mean, half))
-    return Measured(mean, half, example)
+    return Measured(mean, half, count, example)
 
   return {
     study: {name: measured(*one) for name, one in of_study.items()}
@@ -95,7 +95,7 @@ def main() -> None:
       if study in experiments():
         wanted = experiments()[study].claims
         kept[study] = {
-          row['name']: [row['mean'], row['half'], row['example']]
+          row['name']: [row[part] for part in Measured._fields]
           for row in one['claims']
           if row['name'] in wanted
         }

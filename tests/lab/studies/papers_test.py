@@ -11,6 +11,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
@@ -326,6 +327,45 @@ def test_a_verdict_compares_an_interval_with_a_range(mean, half, wanted):
   assert claims.verdict(claim, Measured(mean, half)) == wanted
 
 
+def test_an_open_claim_says_how_many_values_would_decide_it():
+  """With so many the interval is as wide as its mean is far from the end."""
+  claim = Claim('x', 'derived', -0.14, 0.14)
+  values = [0.1, 0.2, 0.5, -0.1]
+  measured = claims.over_seeds(values)
+  assert measured.count == 4 and claims.verdict(claim, measured) == OPEN
+  needed = claims.values_needed(claim, measured)
+  deviation, distance = np.std(values, ddof=1), measured.mean - 0.14
+  assert needed is not None
+  half = [
+    stats.t.ppf(0.975, n - 1) * deviation / np.sqrt(n)
+    for n in (needed - 1, needed)
+  ]
+  assert half[0] > distance >= half[1]
+  row = claims.Row('x', claim, measured, OPEN)
+  assert claims.answer(row).endswith(f'(n = 4; to decide takes n ≥ {needed})')
+  # The nearer end counts, also from inside.
+  inside = measured._replace(mean=-0.1)
+  few = claims.values_needed(claim, inside)
+  assert few == claims.values_needed(claim, measured._replace(mean=0.1))
+
+
+@pytest.mark.parametrize(
+  'measured',
+  [
+    Measured(0.5, 0.1, 3),  # fails
+    Measured(0.0, 0.1, 3),  # holds
+    Measured(0.1, float('nan'), 1),  # one seed
+    Measured(0.14, 0.1, 3),  # at the end: no number is enough
+    claims.UNKNOWN,
+  ],
+)
+def test_where_no_number_of_values_would_decide_none_is_said(measured):
+  claim = Claim('x', 'derived', -0.14, 0.14)
+  row = claims.Row('x', claim, measured, claims.verdict(claim, measured))
+  assert claims.values_needed(claim, measured) is None
+  assert claims.answer(row) == claims.value(measured)
+
+
 def test_a_step_after_a_jump_follows_the_formula_for_noise():
   """Adam itself, on gradients that are noise alone."""
   noise = np.sign(np.random.default_rng(0).standard_normal((32, 20_000)))
@@ -353,7 +393,7 @@ def test_best_rates_are_chosen_on_other_seeds():
   chooses = np.arange(32) // 8 % 2 == 0
   plain = np.where(chooses, [[1.0], [2.0]], [[4.0], [1.0]])
   arms = {'plain': plain, 'divided': np.ones((2, 32))}
-  assert normalized_optimizer._held_out(arms) == (2.0, 0.0, '')
+  assert normalized_optimizer._held_out(arms) == (2.0, 0.0, 8, '')
 
 
 def test_a_group_of_equal_rewards_pulls_nowhere():

@@ -283,7 +283,7 @@ def _at_low_rates(*failure) -> list[Measured]:
 
 def _largest(gains: list[Measured]) -> Measured:
   """The one that may be farthest from 0, without its sign."""
-  return claims.furthest(Measured(abs(one.mean), one.half) for one in gains)
+  return claims.furthest(one._replace(mean=abs(one.mean)) for one in gains)
 
 
 def inside(rates, *failure) -> Measured:
