@@ -427,8 +427,9 @@ FLAGS = {
   'plot': Flag('Draw gradient against ratio into audit-NAME.png.', bool, False),
   'study': Flag(
     'The study to run: brakes, brakes_updates, brakes_smollm2, normalization, '
-    'normalization_smollm2 or turns, which train; an experiment on the claims '
-    'of two papers, such as coasting_ratio; or all of these experiments.',
+    'normalization_smollm2, turns, staleness or phases, which train; an '
+    'experiment on the claims of two papers, such as coasting_ratio; or all of '
+    'these experiments.',
   ),
   'full': Flag(
     'Take more seeds and longer runs in an experiment.', bool, False

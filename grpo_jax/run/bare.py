@@ -17,6 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from grpo_jax import monitor
 from grpo_jax.config import Config
 from grpo_jax.episodes.types import Rollout
+from grpo_jax.learner.instruments.geometry import Geometry
 from grpo_jax.learner.instruments.rollout_end import RolloutEnd
 from grpo_jax.learner.types import TrainState
 from grpo_jax.learner.updates import Updater
@@ -62,12 +63,19 @@ def trained(
 ) -> Iterator[Trained]:
   """Trains, and yields every rollout after its updates.
 
+  It measures what updates do to clipped tokens and how gradients of prompts lie
+  to each other, in the rollouts in which a run of this config would.
+
   Args:
     run: Its engine samples, and has the last policy at the end.
     updater: What updates the policy; with the frozen parameters of the run.
     state: To begin with; donated.
   """
-  layout, instruments = updater.layout, [RolloutEnd(updater)]
+  layout, measure = updater.layout, run.measure
+  instruments = [
+    Geometry(updater, measure.seed, measure.geometry_every_steps),
+    RolloutEnd(updater),
+  ]
   source = sampling.source(run, updater)
   with contextlib.closing(source):
     source.publish(state.params, 0)
@@ -78,7 +86,8 @@ def trained(
       )
       state, layout = learned.state, learned.layouts.spec
       source.publish(state.params, step + 1)
-      yield Trained(rollout, learned.measured, learned.secs, layout)
+      measured = {**learned.measured, **learned.findings.numbers}
+      yield Trained(rollout, measured, learned.secs, layout)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_jax import monitor
+from grpo_jax.lab.report import curves
+from grpo_jax.lab.report import read
 from grpo_jax.lab.report import words
 from grpo_jax.lab.report.read import Group
 from grpo_jax.lab.report.read import Run
@@ -22,7 +24,12 @@ from grpo_jax.lab.report.types import Section
 from grpo_jax.lab.report.types import Table
 from grpo_jax.lab.report.types import Text
 
+NAMES = 'I', 'II', 'III'
+"""Of the phases."""
+FACTOR = 8 / 3
+"""C(T) of the paper over the mean deviation of rewards within groups."""
 _PREFIX = 'geometry_'
+_METHOD = 'learner.method'  # and its arguments, whose names begin so
 _LEAST = 5  # measured rollouts on each side of a step
 _ERRORS = 4  # standard errors that a step is larger than
 _MOST_ALIKE = 0.99  # autocorrelation
@@ -39,6 +46,19 @@ _RULE = (
   'sketching adds to it. The standard errors allow for rollouts that resemble '
   'the one before, as far as the autocorrelation about the levels may go: of '
   'series that only wander, at most about one in twenty has a step.'
+)
+_BOUND = (
+  'C(T) of that paper is 8/3 times the mean deviation of rewards within '
+  'groups, if rewards are 0 or 1. Below 1, its bound on the gradients of GRPO '
+  'is better than its bound without the division by the deviation.'
+)
+_ONE_SEED = (
+  'One seed gives no interval: what chance does to a training lasts, so the '
+  'rollouts of one pair of runs do not tell how another pair would differ.'
+)
+_WHOSE = (
+  'Phases of one run favour it: where its rewards rise by chance before those '
+  'of the other run, its second phase begins there.'
 )
 
 
@@ -61,6 +81,8 @@ def phases(
     cosine_std: f64[N], `geometry_cosine_std` of these.
     noise: f64[N], `geometry_cosine_noise` of these.
   """
+  if len(reward_std) < 2 * _LEAST:
+    return Phases(None, None, f'No phases can be told: {_few(reward_std)}.')
   second = _step(-reward_std)
   if second is None:
     return Phases(
@@ -69,9 +91,12 @@ def phases(
       'No phases can be told: the deviation of rewards within groups does not '
       'fall in a step.',
     )
-  further = _step(cosine_std[second:])
+  later = cosine_std[second:]
+  if len(later) < 2 * _LEAST:
+    reason = f'No third phase can be told: after the fall, {_few(later)}.'
+    return Phases(second, None, reason)
+  further = _step(later)
   if further is not None:
-    later = cosine_std[second:]
     levels = np.mean(later[:further] ** 2), np.mean(later[further:] ** 2)
     if levels[1] - levels[0] > np.mean(noise[second:] ** 2):
       return Phases(second, second + further, '')
@@ -81,6 +106,39 @@ def phases(
     'No third phase can be told: the deviation of cosines does not rise in a '
     'step that is larger than the noise.',
   )
+
+
+def _few(values: np.ndarray) -> str:
+  """That there are too few measured rollouts for a step."""
+  return (
+    f'gradients of two prompts or more were compared in {len(values)} of the '
+    f'{2 * _LEAST} rollouts that it takes'
+  )
+
+
+def spans(
+  found: Phases, measured: Sequence[int] | np.ndarray, first: int, end: int
+) -> dict[str, range]:
+  """The rollouts of each phase that was found, by its name.
+
+  Args:
+    found: What `phases` returned.
+    measured: The numbers of the measured rollouts, ascending.
+    first: The number of the first rollout of the run.
+    end: One more than that of the last.
+
+  Returns:
+    Ranges of the numbers of rollouts, which together are the run. The last is
+    that of the last phase that was found; nothing if there are no phases.
+
+  >>> spans(Phases(2, None, ''), [2, 4, 6, 8], 1, 10)
+  {'I': range(1, 6), 'II': range(6, 10)}
+  """
+  begins = [int(measured[x]) for x in found[:2] if x is not None]
+  if not begins:
+    return {}
+  cuts = [first, *begins, end]
+  return dict(zip(NAMES, map(range, cuts, cuts[1:])))
 
 
 def _step(values: np.ndarray) -> int | None:
@@ -115,7 +173,7 @@ def _inflation(rest: np.ndarray) -> float:
   takes much of the autocorrelation out of a short one.
 
   Args:
-    rest: f64[N], what two levels leave of a series.
+    rest: f64[N], what two levels leave of a series, or its mean.
   """
   squares = float(np.sum(rest**2))
   if not squares:
@@ -125,50 +183,183 @@ def _inflation(rest: np.ndarray) -> float:
   return (1 + most) / (1 - most)
 
 
+def mean_over_rollouts(values: np.ndarray) -> curves.Interval:
+  """The mean of rollouts of one run that follow each other.
+
+  The interval is that of Student's t, made longer by how much a rollout may
+  resemble the one before; see `_inflation`. It tells what another drawing of
+  the same rollouts would give, by the same policies. It does not tell what a
+  run with another seed would give.
+
+  Args:
+    values: f64[N], at least one, in the order of the rollouts.
+
+  >>> mean_over_rollouts(np.array([0.5, 0.5]))
+  Interval(mean=0.5, half=0.0)
+  """
+  mean, half = curves.mean_interval(values.tolist())
+  longer = math.sqrt(_inflation(values - mean))
+  return curves.Interval(mean, half * longer)
+
+
 def section(groups: Sequence[Group], charts: Charts) -> list[Section]:
   """Gradients of prompts, if a run has compared them; else nothing."""
   names = [name for name in charts.left if name.startswith(_PREFIX)]
   first = monitor.GROUPS['gradients of prompts']
   parts = charts.make([*first, *sorted(set(names) - set(first))])
-  if not parts:
-    return []
-  said = [
-    part for group in groups for run in group.runs for part in _phases(run)
-  ]
-  return [Section('Gradients of prompts', [*said, Text(_RULE, 'note'), *parts])]
-
-
-def _phases(run: Run) -> list[Part]:
-  """The phases of a run, and the means of metrics in each of them."""
-  wanted = *_COLUMNS, 'cosine_noise'
-  points = [run.metrics.points(_PREFIX + name) for name in wanted]
-  # A rollout with fewer than two gradients has no cosines.
-  steps = functools.reduce(np.intersect1d, [steps for steps, _ in points])
-  if not len(steps):
-    return []
-  by_name = {
-    name: values[np.isin(at, steps)]
-    for name, (at, values) in zip(wanted, points)
+  told = {
+    run.name: found
+    for group in groups
+    for run in group.runs
+    if (found := _found(run)) is not None
   }
-  noise = by_name.pop('cosine_noise')
-  found = phases(by_name['reward_std'], by_name['cosine_std'], noise)
-  if found.second is None:
+  if not parts and not told:
+    return []
+  runs = [run for group in groups for run in group.runs if run.name in told]
+  said = [part for run in runs for part in _phases(run, told[run.name])]
+  said += [part for pair in _pairs(groups) for part in _gains(*pair, told)]
+  notes = [Text(_RULE, 'note'), Text(_BOUND, 'note')]
+  return [Section('Gradients of prompts', [*said, *notes, *parts])]
+
+
+class _Found(NamedTuple):
+  """What a run tells of its phases.
+
+  Attributes:
+    spans: See `spans`.
+    reason: See `Phases`.
+    steps: i64[N], the rollouts in which pairs of gradients were compared.
+    values: f64[N] by name, what was measured in them.
+  """
+
+  spans: dict[str, range]
+  reason: str
+  steps: np.ndarray
+  values: dict[str, np.ndarray]
+
+
+def _found(run: Run) -> _Found | None:
+  """The phases of a run; None if it has not compared gradients."""
+  wanted = *_COLUMNS, 'cosine_noise'
+  points = {name: run.metrics.points(_PREFIX + name) for name in wanted}
+  if not any(len(at) for at, _ in points.values()):
+    return None
+  # A rollout with fewer than two gradients has no cosines.
+  steps = functools.reduce(np.intersect1d, [at for at, _ in points.values()])
+  values = {name: x[np.isin(at, steps)] for name, (at, x) in points.items()}
+  found = phases(
+    values['reward_std'], values['cosine_std'], values['cosine_noise']
+  )
+  return _Found(
+    spans(found, steps, 1, run.done + 1), found.reason, steps, values
+  )
+
+
+def _phases(run: Run, found: _Found) -> list[Part]:
+  """The phases of a run, and the means of metrics in each of them."""
+  if not found.spans:
     return [Text(f'{run.name}: {found.reason}')]
-  begins = [0, found.second, found.third or len(steps), len(steps)]
+  rewards, binary = run.metrics.points('reward'), _is_binary(run)
+
+  def cells(span):
+    inside = _inside(found.steps, span)
+    deviation, *others = (
+      (words.unit(_PREFIX + name), float(found.values[name][inside].mean()))
+      for name in _COLUMNS
+    )
+    reward = rewards[1][_inside(rewards[0], span)]
+    yield f'{span.start:,} to {span.stop - 1:,}'
+    yield words.number(float(reward.mean()) if len(reward) else math.nan)
+    yield words.number(deviation[1])
+    yield words.number(FACTOR * deviation[1] if binary else math.nan)
+    for unit, mean in others:
+      yield words.number(mean, unit)
+
+  rows = [(name, *cells(span)) for name, span in found.spans.items()]
+  number = words.plural(len(rows), 'phase')
+  title = f'{number} of {run.name}, by {len(found.steps):,} measured rollouts'
+  deviation, *others = (words.label(_PREFIX + name) for name in _COLUMNS)
+  head = 'phase', 'rollouts', 'mean reward', deviation, 'C(T)', *others
+  table = Table(title, head, rows)
+  reason = f'{run.name}: {found.reason}' if found.reason else ''
+  return [table, *([Text(reason)] if reason else [])]
+
+
+def _inside(steps: np.ndarray, span: range) -> np.ndarray:
+  return (steps >= span.start) & (steps < span.stop)
+
+
+def _is_binary(run: Run) -> bool:
+  """Whether rewards are 0 and 1 alone, as far as their means tell."""
+  accuracy, reward = (run.metrics.points(x) for x in ('accuracy', 'reward'))
+  return (
+    len(reward[0]) > 0
+    and np.array_equal(accuracy[0], reward[0])
+    and np.allclose(accuracy[1], reward[1], rtol=0, atol=1e-6)
+  )
+
+
+def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+  """The first group with each other one that differs in its method alone."""
+  first, *others = groups
+
+  def differ(other):
+    return read.differing([first.first, other.first])
+
+  return [
+    (first, other)
+    for other in others
+    if all(field.startswith(_METHOD) for field in differ(other))
+  ]
+
+
+def _gains(one: Group, other: Group, told: dict[str, _Found]) -> list[Part]:
+  """By how much one group earns more than another in each phase.
+
+  Args:
+    one: Its phases count, or those of the other if it measured no gradients.
+    other: Runs with another method.
+    told: The phases of runs, by the names of these.
+  """
+  by_seed = [
+    {str(run.saved.get('seed')): run for run in group.runs}
+    for group in (one, other)
+  ]
+  whose = one if any(run.name in told for run in one.runs) else other
+  found = {str(x.saved.get('seed')): told.get(x.name) for x in whose.runs}
+  gains: dict[str, dict[str, float]] = {}  # by phase and seed
+  for seed in by_seed[0].keys() & by_seed[1].keys():
+    known = found[seed]
+    for name, span in known.spans.items() if known else ():
+      gain = _gain(by_seed[0][seed], by_seed[1][seed], span)
+      if math.isfinite(gain):
+        gains.setdefault(name, {})[seed] = gain
   rows = [
     (
       name,
-      f'{steps[start]:,} to {steps[end - 1]:,}',
-      *(
-        words.number(one[start:end].mean(), words.unit(_PREFIX + column))
-        for column, one in by_name.items()
-      ),
+      ', '.join(sorted(gains[name])),
+      words.with_half(*curves.mean_interval([*gains[name].values()])),
     )
-    for name, start, end in zip('I II III'.split(), begins, begins[1:])
-    if start < end
+    for name in NAMES
+    if name in gains
   ]
-  number = words.plural(len(rows), 'phase')
-  title = f'{number} of {run.name}, by {len(steps):,} measured rollouts'
-  head = [words.label(_PREFIX + name) for name in _COLUMNS]
-  table = Table(title, ('phase', 'rollouts', *head), rows)
-  return [table, *([Text(found.reason)] if found.reason else [])]
+  if not rows:
+    return []
+  title = (
+    f'Reward of {one.name} minus that of {other.name}, by phase of {whose.name}'
+  )
+  table = Table(title, ('phase', 'seeds', 'difference of rewards'), rows)
+  single = any(len(seeds) == 1 for seeds in gains.values())
+  notes = [_WHOSE, *([_ONE_SEED] if single else [])]
+  return [table, *(Text(note, 'note') for note in notes)]
+
+
+def _gain(one: Run, other: Run, span: range) -> float:
+  """The mean difference of rewards, over rollouts that both have."""
+  at, mine = one.metrics.points('reward')
+  place, theirs = other.metrics.points('reward')
+  both = np.intersect1d(at, place)
+  both = both[_inside(both, span)]
+  if not len(both):
+    return math.nan
+  return float(np.mean(mine[np.isin(at, both)] - theirs[np.isin(place, both)]))

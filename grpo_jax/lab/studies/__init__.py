@@ -2,8 +2,8 @@
 
 There are two kinds of study:
 
-- `brakes`, `normalization`, `turns` and `staleness` train runs, and continue
-  them where they were;
+- `brakes`, `normalization`, `turns`, `staleness` and `phases` train runs, and
+  continue them where they were;
 - `papers`: small experiments on the claims of two papers, each with a verdict.
 
 What they share lies beside them:
@@ -24,6 +24,7 @@ STUDIES = (
   'normalization_smollm2',
   'turns',
   'staleness',
+  'phases',
 )
 EXPERIMENTS = {
   'coasting_ratio': 'coasting',

@@ -144,7 +144,7 @@ def test_a_page_tells_the_phases_of_a_run(tmp_path):
   table = section.parts[0]
   assert table.title == '3 phases of a, by 60 measured rollouts'
   spans = [row[:2] for row in table.rows]
-  assert spans == [('I', '2 to 40'), ('II', '42 to 90'), ('III', '92 to 120')]
+  assert spans == [('I', '1 to 41'), ('II', '42 to 91'), ('III', '92 to 121')]
   assert len({len(table.head), *map(len, table.rows)}) == 1
   mean = float(table.rows[2][table.head.index('deviation of cosines')])
   assert mean == pytest.approx(cosines[45:].mean(), rel=1e-2)
@@ -160,3 +160,152 @@ def test_a_page_says_that_no_phases_can_be_told(tmp_path):
 
 def test_a_page_without_gradients_has_no_such_section(tmp_path):
   assert not section_of(tmp_path / 'a', None, 20)
+
+
+def cell(table, row, column):
+  return table.rows[row][table.head.index(column)]
+
+
+@pytest.mark.parametrize('binary', [True, False])
+def test_a_page_has_rewards_and_the_bound_by_phase(tmp_path, binary):
+  """The bound is of rewards of 0 and 1, whose mean is the accuracy."""
+  rewards = levels((20, 0.45), (40, 0.25))
+  geometry = metrics(rewards, levels((45, 0.06), (15, 0.13)), 2)
+
+  def made(step):
+    reward = 0.5 if step < 42 else 0.7
+    accuracy = reward if binary else 0.1
+    found = {'reward': reward, 'accuracy': accuracy} if step else {}
+    return {**geometry(step), **found}
+
+  (section,) = section_of(tmp_path / 'a', made, 121)
+  table = section.parts[0]
+  # Rollout 41, which is not measured, is of the first phase too.
+  assert [cell(table, k, 'mean reward') for k in range(3)] == [
+    '0.5', '0.7', '0.7',
+  ]  # fmt: skip
+  bound = cell(table, 0, 'C(T)')
+  if not binary:
+    assert bound == '-'
+  else:
+    assert float(bound) == pytest.approx(8 / 3 * rewards[:20].mean(), rel=1e-2)
+  assert cell(table, 0, 'pairs that are nearly orthogonal') == '80\xa0%'
+
+
+def test_a_page_says_that_too_few_gradients_were_compared(tmp_path):
+  rewards, cosines = levels((NUMBER, 0.4)), levels((NUMBER, 0.06))
+  made = metrics(rewards, cosines, 2)
+  (section,) = section_of(tmp_path / 'a', made, 19)
+  said = 'compared in 9 of the 10 rollouts that it takes'
+  assert said in section.parts[0].text
+  (section,) = section_of(tmp_path / 'b', made, 21)
+  assert 'does not fall in a step' in section.parts[0].text
+
+  def single(step):  # one prompt alone has a gradient: there are no cosines
+    found = made(step)
+    return {k: x for k, x in found.items() if k == 'geometry_reward_std'}
+
+  (section,) = section_of(tmp_path / 'c', single, 40)
+  assert 'two prompts or more were compared in 0 of' in section.parts[0].text
+
+
+def test_too_few_rollouts_after_the_fall_are_told():
+  rewards = levels((20, 0.45), (9, 0.25))
+  cosines = levels((20, 0.05), (4, 0.05), (5, 0.2))
+  found = gradients.phases(rewards, cosines, NOISE[:29])
+  assert found.second == 20 and found.third is None
+  assert found.reason.startswith('No third phase') and '9 of' in found.reason
+
+
+def pair(folder, seeds=(0,), **changes):
+  """Runs of two methods: the first earns 0.1 more in phase II, 0 else."""
+  rewards = levels((20, 0.45), (40, 0.25))
+  geometry = metrics(rewards, levels((45, 0.06), (15, 0.13)), 2)
+  made = []
+  for name, method in (('one', 'grpo'), ('other', 'dr_grpo')):
+    for seed in seeds:
+
+      def of_step(step, name=name, seed=seed):
+        gain = (0.1 + 0.01 * seed) * (name == 'one') * (42 <= step < 92)
+        found = geometry(step) if name == 'one' else {}
+        return {**found, 'reward': 0.5 + gain} if step else {}
+
+      changed = {'learner.method': method, 'learner.method_kwargs': {}}
+      if name == 'other':
+        changed |= changes
+      workdir = made_runs.run(
+        folder / f'{name}{seed}', 121, seed, of_step, **changed
+      )
+      made.append(str(workdir))
+  return made
+
+
+def gain_table(workdirs):
+  page = report.make_page(workdirs)
+  (section,) = (x for x in page.sections if x.title == 'Gradients of prompts')
+  tables = [x for x in section.parts if isinstance(x, report.Table)]
+  notes = ' '.join(x.text for x in section.parts if isinstance(x, report.Text))
+  return [x for x in tables if x.title.startswith('Reward of')], notes
+
+
+def test_runs_that_differ_in_their_method_are_compared_by_phase(tmp_path):
+  workdirs = pair(tmp_path)
+  ((table,), notes) = gain_table(workdirs)
+  assert table.title == (
+    'Reward of method=grpo minus that of method=dr_grpo, by phase of '
+    'method=grpo'
+  )
+  assert table.rows == [('I', '0', '0'), ('II', '0', '0.1'), ('III', '0', '0')]
+  assert 'One seed gives no interval' in notes
+  # The other way round: phases are still those of the run that has them.
+  ((table,), _) = gain_table(workdirs[::-1])
+  assert table.title.startswith('Reward of method=dr_grpo minus')
+  assert table.title.endswith('by phase of method=grpo')
+  assert float(table.rows[1][2]) == pytest.approx(-0.1)
+
+
+def test_seeds_are_compared_each_with_its_own(tmp_path):
+  ((table,), notes) = gain_table(pair(tmp_path, (0, 1, 2)))
+  assert table.rows[1] == ('II', '0, 1, 2', '0.11 ± 0.025')
+  assert 'One seed' not in notes
+
+
+@pytest.mark.parametrize(
+  'changes', [{'optim.lr': 0.5}, {'seed': 7}], ids=['rate', 'seed']
+)
+def test_other_runs_are_not_compared_by_phase(tmp_path, changes):
+  workdirs = pair(tmp_path)
+  folder = tmp_path / 'third'
+  if 'seed' in changes:  # no seed in common
+    other = pair(folder, (7,))[1]
+  else:
+    other = pair(folder, **changes)[1]
+  tables, _ = gain_table([workdirs[0], other])
+  assert not tables
+
+
+def test_arguments_of_a_method_are_of_the_method(tmp_path):
+  changes = {'learner.method': 'grpo'}
+  changes['learner.method_kwargs'] = {'kl_coefficient': 0.5}
+  assert len(gain_table(pair(tmp_path, **changes))[0]) == 1
+
+
+def test_an_interval_over_rollouts_allows_for_what_resembles():
+  """Nearly as many intervals as they say have the mean of all series."""
+
+  def covered(share, number):
+    some = [
+      gradients.mean_over_rollouts(
+        resembling(np.random.default_rng(seed), share)[:number]
+      )
+      for seed in range(300)
+    ]
+    return np.mean([abs(one.mean) <= one.half for one in some])
+
+  for number in (10, 20, 60):
+    assert covered(0.0, number) >= 0.95
+    assert covered(0.5, number) >= 0.93
+  assert covered(0.8, 60) >= 0.9
+  found = gradients.mean_over_rollouts(np.array([1.0, 3.0, 1.0, 3.0]))
+  assert found.mean == 2 and found.half > 0
+  assert np.isnan(gradients.mean_over_rollouts(np.array([0.5])).half)
