@@ -56,6 +56,20 @@ NOT_TRUE = {
   ('interaction', 'two_prompts'): FAILS,
   ('interaction', 'm_own_data'): FAILS,
   ('interaction', 'm'): FAILS,
+  ('other_optimizers', 'further'): FAILS,
+  ('other_optimizers', 'foretold_adamw'): OPEN,
+  ('other_optimizers', 'foretold_momentum'): OPEN,
+  ('other_optimizers', 'foretold_lion'): OPEN,
+  ('other_optimizers', 'foretold_muon'): OPEN,
+  ('other_optimizers', 'foretold_adafactor_momentum'): OPEN,
+  ('other_optimizers', 'foretold_schedule_free_sgd'): OPEN,
+  ('other_optimizers', 'foretold_schedule_free_adam'): OPEN,
+  ('other_optimizers', 'narrowed_fewer'): OPEN,
+  ('other_optimizers', 'narrowed_keeps'): FAILS,
+  ('other_optimizers', 'narrowed_gains'): OPEN,
+  ('other_optimizers', 'foreseen_fewer'): OPEN,
+  ('other_optimizers', 'foreseen_keeps'): FAILS,
+  ('other_optimizers', 'foreseen_gains'): OPEN,
 }
 
 
@@ -275,7 +289,7 @@ EDITS = {
     'law_momentum': put(9.0, 'optimizers', 'momentum', 1, 'steps', 4),
     'constant': put(0.1, 'optimizers', 'muon', 0, 'steps', -1),
     'law_free': put(9.0, 'optimizers', 'schedule_free_adam', 0, 'steps', 7),
-    'further': of_seeds('lion', 'coast', lambda way: [*way[:-1], 0.0]),
+    'further': of_seeds('adamw', 'coast', lambda way: [*way[:-1], 0.01]),
     **{
       f'{claim}_{name}': of_seeds(name, *edit)
       for name in other_optimizers.MOVING

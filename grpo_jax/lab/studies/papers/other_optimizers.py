@@ -689,7 +689,7 @@ def _draw(numbers, found, figure, colors) -> str:
   right.set_yticks(
     range(len(names)), [OPTIMIZERS[x].label.split(' (')[0] for x in names]
   )
-  right.set_xlabel('outward change of clipped tokens, nats per update')
+  right.set_xlabel('outward, nats per update')
   right.grid(False, axis='y')
   right.legend()
   way = {name: mean(name, 'coast')[-1] for name in shown}
