@@ -706,9 +706,10 @@ def _with_memory(held, new, transformation, state, params, memory):
 
   def split(path, value):
     copy = copies.get(path)
-    if copy is None or not _is_copy(copy) or DECAYED not in copy.parts:
+    parts = copy.parts if copy is not None and _is_copy(copy) else None
+    if not parts or DECAYED not in parts:
       return value
-    of_params = copy.parts[DECAYED]
+    of_params = parts[DECAYED]
     rest = _part(memory, value.array - of_params)
     return dataclasses.replace(value, parts={DECAYED: of_params, memory: rest})
 
