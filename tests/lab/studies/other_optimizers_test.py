@@ -197,3 +197,18 @@ def test_gains_are_compared_at_an_equal_kl():
   outside, gain = study._compared(numbers, 'narrowed')
   assert outside[0].mean == pytest.approx(0.25)
   assert gain[0].mean == pytest.approx(2)
+
+
+def test_ways_are_of_tokens_that_an_update_has_just_clipped():
+  run, rate, _, last, _ = begun('momentum')
+  tools, path = apart()[1], followed('momentum')
+  # Two tokens are far outside from the first update on; one is new.
+  old = study._is_clipped(path.logp[study.LIVE - 1] - path.logp[0], last)
+  just = study._is_clipped(path.logp[study.LIVE] - path.logp[0], last) & ~old
+  far = np.argwhere(~just & (last.pull > 0))[:2]
+  logp = path.logp.copy()
+  for place in far:
+    logp[1:, *place] = logp[0, *place] + 1
+  found = study._past_the_clip(tools, run, rate, path._replace(logp=logp), last)
+  moved = (logp[study.LIVE] - logp[study.LIVE - 1])[just]
+  assert found['last'] == pytest.approx(np.abs(moved).mean(), rel=1e-5)
