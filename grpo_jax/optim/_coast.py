@@ -50,9 +50,11 @@ def coast(
 
   Momentum and weight decay alone move the parameters then. For Adam `norms`
   follows :func:`grpo_jax.optim.coasting_ratio`; for SGD with momentum it is a
-  geometric series, for Lion constant steps, for RMSProp zero. Schedules,
-  chains, masks, `optax.inject_hyperparams` and `optax.MultiSteps` (whose
-  half-full accumulator counts as memory) act as they would in training.
+  geometric series, for Lion constant steps, for RMSProp zero. After T updates
+  at a constant rate, schedule-free goes n / (T + n) of its way to `z` in n
+  steps. Schedules, chains, masks, `optax.inject_hyperparams` and
+  `optax.MultiSteps` (whose half-full accumulator counts as memory) act as they
+  would in training.
 
   Weight decay needs no gradient either, so it is reported apart. `decayed` is
   the part of each update that comes from the parameters, `moved` all else; see
@@ -63,8 +65,12 @@ def coast(
 
   Decay that is added to the gradient (L2) before the moments is split in two:
   what a step adds is in `decayed`, what the moments remember of it in `moved`.
-  A state with a copy of the parameters that an update moves towards
-  (schedule-free, SAM, Mechanic, Madgrad) is refused: that is neither.
+
+  A copy of the parameters that gradients change, as `z` of
+  `optax.contrib.schedule_free`, is memory as far as it differs from the
+  parameters: moving towards it is in `moved`, and so are decays that it took.
+  A copy that gradients do not change (of SAM, Mechanic, Madgrad, an anchor of
+  your own) is refused: what moves towards it is neither momentum nor decay.
 
   Under `jax.jit`, XLA removes what is not read.
 
@@ -131,6 +137,7 @@ def _decay(transformation, zeros, state, params, extra_args):
     params,
     extra_args,
     memory=_parts.FRESH,
+    copies=True,
   )
   return _parts.part_tree(values, _parts.DECAYED, params)
 

@@ -520,6 +520,8 @@ _SETTINGS = ('hyperparams', 'hyperparams_states')
 # Of `optax.MultiSteps`: gradients of this step, in parts.
 _GATHERED = 'acc_grads'
 
+_by_path = jax.tree_util.tree_leaves_with_path
+
 
 def update_parts(
   who: str,
@@ -530,6 +532,7 @@ def update_parts(
   extra_args: dict[str, Any],
   after: Any = None,
   memory: str = CARRIED,
+  copies: bool = False,
 ) -> list[Value]:
   """The leaves of an update, each with the parts that it is a sum of.
 
@@ -543,6 +546,8 @@ def update_parts(
     after: The state after the update, where the gradient is not known and
       `gradient` has other values.
     memory: The source that moments count as.
+    copies: Whether copies of the parameters that gradients change are told
+      apart too; see `_with_memory`.
 
   Returns:
     A value for each leaf, with parts of `FRESH`, `DECAYED` and `memory`.
@@ -559,16 +564,19 @@ def update_parts(
   like = gradient if params is None else params
   labels = _state_sources(transformation, state, like, memory)
   guessed = after is not None
-  values = [
-    *(_value(x, FRESH, guessed=guessed) for x in jax.tree.leaves(gradient)),
-    *(
-      _value(x, label)
-      for x, label in zip(jax.tree.leaves(state), labels, strict=True)
-    ),
-    *(_value(x, DECAYED) for x in jax.tree.leaves(params)),
+  given = [_value(x, FRESH, guessed=guessed) for x in jax.tree.leaves(gradient)]
+  held = [
+    _value(x, label)
+    for x, label in zip(jax.tree.leaves(state), labels, strict=True)
   ]
-  pins = {}
+  own = [_value(x, DECAYED) for x in jax.tree.leaves(params)]
   count = len(jax.tree.leaves(shapes[0]))
+  values = [*given, *held, *own]
+  if copies and any(STORED in (value.parts or {}) for value in held):
+    new = jax.eval_shape(lambda x: evaluate(jaxpr, x), values)[count:]
+    held = _with_memory(held, new, transformation, state, params, memory)
+    values = [*given, *held, *own]
+  pins = {}
   if guessed:
     variables = jaxpr.jaxpr.outvars[count:]
     pins = {
@@ -608,7 +616,7 @@ def _refuse(who: str, value: Value) -> None:
   if STORED in value.parts:
     raise ValueError(
       f'{who} got an optimizer that keeps parameters in its state and moves '
-      'towards them (as optax.contrib.schedule_free and sam), which is neither '
+      'towards them (as optax.contrib.sam and mechanize), which is neither '
       f'memory of gradients nor weight decay; {_advice(who)}.'
     )
   if value.parts_guessed:
@@ -636,13 +644,8 @@ def _state_sources(transformation, state, params, memory):
   of the parameters with the parameters, a setting with another constant. A
   single number is memory only where it is added: a factor is a setting.
   """
-  begin, shape = jax.make_jaxpr(transformation.init, return_shape=True)(params)
-  inputs = [_value(leaf, DECAYED) for leaf in jax.tree.leaves(params)]
-  first = jax.eval_shape(lambda x: evaluate(begin, x), inputs)
-  by_path = jax.tree_util.tree_leaves_with_path
-  begins = {
-    path: value for (path, _), value in zip(by_path(shape), first, strict=True)
-  }
+  paths, first = _beginning(transformation, params)
+  begins = dict(zip(paths, jax.eval_shape(first), strict=True))
 
   def label(path, leaf):
     names = {getattr(key, 'name', None) for key in path}
@@ -656,9 +659,63 @@ def _state_sources(transformation, state, params, memory):
       return STORED, True
     if value.zero:
       return memory, not scalar
-    copied = value.parts is not None and value.linear
-    if value.parts == {} or (scalar and not copied):
+    if value.parts == {} or (scalar and not _is_copy(value)):
       return None, True
     return STORED, True
 
-  return [label(*leaf) for leaf in by_path(state)]
+  return [label(*leaf) for leaf in _by_path(state)]
+
+
+def _beginning(transformation, params):
+  """The paths of a first state's leaves, and what computes these leaves."""
+  begin, shape = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+  inputs = [_value(leaf, DECAYED) for leaf in jax.tree.leaves(params)]
+  paths = [path for path, _ in _by_path(shape)]
+  return paths, lambda: evaluate(begin, inputs)
+
+
+def _is_copy(value) -> bool:
+  """Whether what a state begins with is linear in the parameters, or 0."""
+  return value.parts is not None and value.linear
+
+
+def _with_memory(held, new, transformation, state, params, memory):
+  """A state's values, its copies of the parameters split into two parts.
+
+  A copy that gradients change (`z` of `optax.contrib.schedule_free`) differs
+  from the parameters by what earlier gradients did. As far as it does it counts
+  as memory, and otherwise as the parameters: moving on towards the copy is
+  motion, and what a copy adds to weight decay is decay. A copy that gradients
+  do not change is an anchor, of which that does not hold, and stays as it is.
+
+  Args:
+    held: The values of the state.
+    new: Those of the state after the update; only their sources are read.
+    transformation: The optimizer.
+    state: Its state.
+    params: The parameters.
+    memory: The source that memory counts as.
+  """
+  changed = [
+    STORED in (value.parts or {}) and FRESH in (after.parts or {})
+    for value, after in zip(held, new, strict=True)
+  ]
+  paths, first = _beginning(transformation, params)
+  # What the copy would be if it were made now.
+  copies = dict(zip(paths, first(), strict=True))
+
+  def split(path, value):
+    copy = copies.get(path)
+    parts = copy.parts if copy is not None and _is_copy(copy) else None
+    if not parts or DECAYED not in parts:
+      return value
+    of_params = parts[DECAYED]
+    rest = _part(memory, value.array - of_params)
+    return dataclasses.replace(value, parts={DECAYED: of_params, memory: rest})
+
+  return [
+    split(path, value) if new_too else value
+    for (path, _), value, new_too in zip(
+      _by_path(state), held, changed, strict=True
+    )
+  ]

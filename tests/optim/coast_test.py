@@ -172,6 +172,49 @@ def test_lion_keeps_its_step():
   )
 
 
+@pytest.mark.parametrize('decay', [0.0, 0.7])
+def test_schedule_free_goes_on_to_what_it_averages(decay):
+  """Of `y`, `z` and `x` by hand; what decays is told apart at every step."""
+  rate, b1, live = 0.05, 0.8, 7
+  base = optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate))
+  optimizer = optax.contrib.schedule_free(base, rate, b1)
+  params, state, _ = trained(optimizer, live)
+  coasted = jitted(optimizer)(state, params)
+  for name in params:
+    y, z = params[name], state.z[name]
+    moved = decayed = 0.0
+    for n in range(1, 1 + STEPS):
+      c = 1 / (live + n)
+      moved += c * (z - y)
+      fresh = -rate * decay * y
+      decayed += (b1 * c + 1 - b1) * fresh
+      x = (1 - c) * (y - (1 - b1) * z) / b1 + c * (z + fresh)
+      z = z + fresh
+      y = b1 * x + (1 - b1) * z
+    for got, wanted in (
+      (coasted.moved, moved),
+      (coasted.decayed, decayed),
+      (coasted.params, y),
+    ):
+      np.testing.assert_allclose(got[name], wanted, rtol=1e-10, atol=1e-14)
+    if not decay:
+      way = (state.z[name] - params[name]) * STEPS / (live + STEPS)
+      np.testing.assert_allclose(coasted.moved[name], way, rtol=1e-10)
+
+
+def test_schedule_free_with_a_copy_in_half_precision_coasts():
+  """The copy differs from the parameters by its rounding too, as it moves."""
+  optimizer = optax.contrib.schedule_free(
+    optax.sgd(0.05), 0.05, state_dtype=jnp.bfloat16
+  )
+  params, state, _ = trained(optimizer)
+  assert state.z['vector'].dtype == jnp.bfloat16
+  coasted = jitted(optimizer)(state, params)
+  way = jax.tree.map(jnp.add, coasted.moved, coasted.decayed)
+  path, _, _ = looped(optimizer, state, params)
+  close(way, total(path), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize('optimizer', [optax.rmsprop(0.1), optax.sgd(0.1)])
 def test_without_momentum_nothing_moves(optimizer):
   params, state, _ = trained(optimizer)
@@ -198,6 +241,9 @@ OPTIMIZERS = {
     0.1, min_dim_size_to_factor=2, momentum=0.9, weight_decay_rate=0.1
   ),
   'muon': optax.contrib.muon(0.1, weight_decay=0.1),
+  'averaged': optax.contrib.schedule_free(
+    optax.adamw(0.1, b1=0.0, weight_decay=0.1), 0.1
+  ),
   'chain': clip_and_decay,
   'schedule': optax.adamw(falling, weight_decay=0.1),
   'lion, schedule': optax.lion(falling, weight_decay=0.0),

@@ -456,13 +456,16 @@ def test_coasting_in_front_of_adam_splits_decay_as_numpy_does():
 @pytest.mark.parametrize(
   'made',
   [
-    optax.contrib.schedule_free(optax.adam(3e-4), 3e-4),
+    anchored(0.1),
     optax.contrib.sam(optax.sgd(0.1), ascent),
+    optax.contrib.mechanize(optax.sgd(0.1)),
     optax.contrib.madgrad(0.1),
     optax.contrib.cocob(),
+    # In its state behind a condition.
+    optax.MultiSteps(anchored(0.1), 2).gradient_transformation(),
   ],
 )
-def test_coasting_towards_stored_parameters_is_refused(made):
+def test_coasting_towards_an_anchor_is_refused(made):
   with pytest.raises(ValueError, match='coast got .*; give coast the optim'):
     optim.coast(made, made.init(PARAMS), PARAMS, 2)
 

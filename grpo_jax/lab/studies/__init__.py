@@ -45,6 +45,7 @@ EXPERIMENTS = {
   'finite_group': 'coefficients',
   'interaction': 'geometry',
   'fisher': 'geometry',
+  'other_optimizers': 'other_optimizers',
 }
 """By name, in the order of their labels: the module of `papers` that has it."""
 

@@ -24,6 +24,7 @@ from grpo_jax.lab.studies.claims import Claim
 from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.lab.studies.papers import coefficients
 from grpo_jax.lab.studies.papers import normalized_optimizer
+from grpo_jax.lab.studies.papers import other_optimizers
 from grpo_jax.lab.studies.papers import scales
 from grpo_jax.lab.studies.papers import transformer
 from tests import cli
@@ -56,6 +57,20 @@ NOT_TRUE = {
   ('interaction', 'two_prompts'): FAILS,
   ('interaction', 'm_own_data'): FAILS,
   ('interaction', 'm'): FAILS,
+  ('other_optimizers', 'further'): FAILS,
+  ('other_optimizers', 'foretold_adamw'): OPEN,
+  ('other_optimizers', 'foretold_momentum'): OPEN,
+  ('other_optimizers', 'foretold_lion'): OPEN,
+  ('other_optimizers', 'foretold_muon'): OPEN,
+  ('other_optimizers', 'foretold_adafactor_momentum'): OPEN,
+  ('other_optimizers', 'foretold_schedule_free_sgd'): OPEN,
+  ('other_optimizers', 'foretold_schedule_free_adam'): OPEN,
+  ('other_optimizers', 'narrowed_fewer'): OPEN,
+  ('other_optimizers', 'narrowed_keeps'): FAILS,
+  ('other_optimizers', 'narrowed_gains'): OPEN,
+  ('other_optimizers', 'foreseen_fewer'): OPEN,
+  ('other_optimizers', 'foreseen_keeps'): FAILS,
+  ('other_optimizers', 'foreseen_gains'): OPEN,
 }
 
 
@@ -93,6 +108,27 @@ def as_the_bounds(numbers):
   sets = numbers['sets']
   sets['grpo'] = sets['c']
   sets['reinforce'] = np.ones_like(sets['c']).tolist()
+
+
+def of_seeds(name, what, change):
+  """An edit of what an optimizer has measured with every seed."""
+
+  def edit(numbers):
+    for one in numbers['optimizers'][name]:
+      one[what] = change(one[what])
+
+  return edit
+
+
+def of_clip(clip, what, last):
+  """An edit of how all rollouts under a clip end."""
+
+  def edit(numbers):
+    for arms in numbers['clips'].values():
+      for one in arms[clip]:
+        one[what][-1] = last
+
+  return edit
 
 
 EDITS = {
@@ -247,6 +283,32 @@ EDITS = {
     'paper': put([0.9] * 9, 'paper'),
     'other': put([0.3] * 9, 'other'),
   },
+  'other_optimizers': {
+    'exact': put(0.1, 'exact', 'lion'),
+    'still': put(0.5, 'optimizers', 'sgd', 0, 'steps', 3),
+    'law_adamw': put(9.0, 'optimizers', 'adamw', 1, 'steps', 4),
+    'law_momentum': put(9.0, 'optimizers', 'momentum', 1, 'steps', 4),
+    'constant': put(0.1, 'optimizers', 'muon', 0, 'steps', -1),
+    'law_free': put(9.0, 'optimizers', 'schedule_free_adam', 0, 'steps', 7),
+    'further': of_seeds('adamw', 'coast', lambda way: [*way[:-1], 0.01]),
+    **{
+      f'{claim}_{name}': of_seeds(name, *edit)
+      for name in other_optimizers.MOVING
+      for claim, edit in (
+        ('carried', ('carried', lambda old: -abs(old))),
+        ('foretold', ('real', lambda way: [*way[:-1], 99.0])),
+      )
+    },
+    **{
+      f'{clip}_{claim}': of_clip(clip, *edit)
+      for clip in ('narrowed', 'foreseen')
+      for claim, edit in (
+        ('fewer', ('outside', 2.0)),
+        ('keeps', ('outside', 1e-9)),
+        ('gains', ('gain', 1e9)),
+      )
+    },
+  },
 }
 
 
@@ -255,6 +317,7 @@ LONG = (
   'transformer_scale',
   'transformer_jump',
   'transformer_prefix',
+  'other_optimizers',
   # These take some seconds each, most of them to compile. `coasting_distance`,
   # `reward_scale` and the others show the same code at work.
   'coasting_ratio',

@@ -30,6 +30,7 @@ import optax
 
 from grpo_jax import config as config_lib
 from grpo_jax import losses
+from grpo_jax import models
 from grpo_jax import optim
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies.claims import FONTANA
@@ -57,6 +58,8 @@ class Rollouts(NamedTuple):
   Attributes:
     params: Of the policy, one vector f32[D].
     score: `(vector, layout) -> logp`, f32[P,G,T].
+    unflatten: `vector -> params`, the tree of the model.
+    model: The policy.
     layout: Rows of each rollout, arrays [N,P*G,...].
     tokens: i32[N,P,G,T], ids.
     mask: bool[N,P,G,T], whether there is a token.
@@ -65,6 +68,8 @@ class Rollouts(NamedTuple):
 
   params: jax.Array
   score: Callable[..., jax.Array]
+  unflatten: Callable[..., Any]
+  model: models.Model
   layout: layout_lib.Layout
   tokens: np.ndarray
   mask: np.ndarray
@@ -142,7 +147,9 @@ def sample_rollouts(
     return found.logp.reshape(PROMPTS, GROUP, -1)
 
   stacked = jax.tree.map(lambda *x: np.stack(x), *layouts)
-  return Rollouts(vector, score, stacked, tokens, mask, reward)
+  return Rollouts(
+    vector, score, unflatten, run.model, stacked, tokens, mask, reward
+  )
 
 
 def loss_value(method: losses.LossTransform, logp, batch, state) -> jax.Array:
