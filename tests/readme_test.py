@@ -503,7 +503,7 @@ def help_of(script):
 
 def test_the_scripts_have_the_flags_that_are_typed():
   found = typed('bin/python')
-  assert len(found) == 28
+  assert len(found) == 27
   flags = collections.defaultdict(set)
   for script, *words in found:
     assert (ROOT / script).exists()
