@@ -231,8 +231,9 @@ def _picture(part: Picture) -> str:
   title = words.escaped(part.title)
   note = f'<p class="notes">{words.escaped(part.note)}</p>' if part.note else ''
   return (
-    f'<figure class="picture"><picture><source media="(prefers-color-scheme: '
-    f'dark)" srcset="{dark}"><img alt="{title}" src="{light}"></picture>'
+    '<figure class="picture"><div class="scroll" tabindex="0" role="region" '
+    f'aria-label="{title}"><picture><source media="(prefers-color-scheme: '
+    f'dark)" srcset="{dark}"><img alt="{title}" src="{light}"></picture></div>'
     f'{note}</figure>'
   )
 

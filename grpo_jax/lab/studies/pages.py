@@ -400,17 +400,17 @@ def _measured(name: str, done: Result) -> report.Table:
     return f'{value:.{number}g}' if math.isfinite(value) else '-'
 
   head = (
-    'claim', 'verdict', 'what it says', 'expected', 'mean',
-    'half of the 95 % interval', 'example',
+    'claim', 'verdict', 'mean', 'half of the 95 % interval', 'expected',
+    'what it says', 'example',
   )  # fmt: skip
   rows = [
     (
       row.name,
       row.verdict,
-      row.claim.text,
-      claims.expected(row.claim),
       digits(row.measured.mean, 6),
       digits(row.measured.half, 2),
+      claims.expected(row.claim),
+      row.claim.text,
       row.measured.example,
     )
     for row in done.rows
@@ -482,10 +482,12 @@ def _chapter(
       report.Table('Not run', ('experiment', 'command'), missing),
       report.Text(_NOT_RUN, 'note'),
     ]
-  found = ', '.join(f'{n} {kind}' for kind, n in counts(here).items())
+  found = ', '.join(f'{kind} {n}' for kind, n in counts(here).items())
   first = [report.Text(one) for one in (chapter.says, chapter.found) if one]
   if here:
-    first.append(report.Text(f'Claims of this chapter: {found}.', 'note'))
+    first.append(
+      report.Text(f'Claims of this chapter, by verdict: {found}.', 'note')
+    )
   return report.Section(chapter.title, [*first, *parts])
 
 

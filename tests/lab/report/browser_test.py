@@ -165,11 +165,10 @@ def test_a_claim_leads_to_its_numbers(story_page, tab):
   assert target.startswith(story_page.parent.as_uri() + '/claims.html#')
   tab("document.querySelector('.findings a').click()")
   arrived = "document.querySelector('tr:target')"
-  tab.until(f'document.readyState === "complete" && !!{arrived}')
-  tab.settle()
-  assert said in tab(f'{arrived}.textContent')
-  top = tab(f'{arrived}.getBoundingClientRect().top')
-  assert 0 <= top < 900
+  place = f'{arrived}.getBoundingClientRect()'
+  seen = f'!!{arrived} && {place}.top >= 0 && {place}.bottom <= innerHeight'
+  tab.until(seen)  # the page scrolls there smoothly
+  assert tab(seen) and said in tab(f'{arrived}.textContent')
 
 
 @pytest.mark.parametrize('width', [360, 1600])
@@ -179,7 +178,9 @@ def test_every_picture_of_a_study_is_there(width, claims_page, tab):
   assert pictures
   for complete, natural, wide, words, source in pictures:
     assert complete and natural > 500 and words > 20
-    assert 200 < wide <= width and source == 'data:image/png'
+    # On a narrow page it scrolls inside itself, and stays as large.
+    assert wide > 600 and source == 'data:image/png'
+    assert wide <= width or width == 360
   assert tab("document.querySelectorAll('table tr').length") > 8
 
 

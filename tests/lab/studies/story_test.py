@@ -75,8 +75,8 @@ def test_a_figure_stands_before_its_verdicts_and_these_lead_to_numbers():
   says, found, counted, heading, pair, *rest = parts_of(results, 'loss does')
   assert says.text.startswith('At the first update')
   assert found.text.startswith('So it was')
-  said = '1 holds, 0 fails, 0 not decidable here.'
-  assert counted.text == f'Claims of this chapter: {said}'
+  said = 'holds 1, fails 0, not decidable here 0.'
+  assert counted.text == f'Claims of this chapter, by verdict: {said}'
   assert heading == report.Text('E7: a made one', 'heading')
   (figure,), (verdicts,) = pair
   assert figure == report.Text('the figure')
@@ -184,7 +184,7 @@ def test_the_numbers_of_an_experiment_stand_below_its_figure(tmp_path):
   assert (figure.text, more.text) == ('figure', 'more')
   assert table.anchors == ['one-one']
   (row,) = table.rows
-  assert row == ('one', 'fails', 'It is at least 1.', '≥ 1', '0.123457', '0.25')
+  assert row == ('one', 'fails', '0.123457', '0.25', '≥ 1', 'It is at least 1.')
   assert rest == evidence.parts(results['one'].numbers)
 
 
@@ -196,7 +196,7 @@ def test_an_example_has_a_column_where_there_is_one():
   assert table.head[-1] == 'example' and table.rows[0][-1] == 'A case.'
   unknown = row._replace(measured=claims.UNKNOWN)
   table = pages._measured('x', done._replace(rows=[unknown]))
-  assert table.rows[0][-2:] == ('-', '-')
+  assert table.rows[0][2:4] == ('-', '-')
 
 
 HOSTILE = '<script>alert(1)</script>"\'&\x1b'
