@@ -182,11 +182,12 @@ def test_a_direction_is_compared_with_what_chance_does():
   assert measured['direction_turn'].mean == pytest.approx((gap - 0.1) / 2)
 
 
-def test_trainings_are_compared_with_that_of_the_same_seed():
+@pytest.mark.parametrize('missing, left', [(-1, -2), (-2, -1)])
+def test_trainings_are_compared_with_that_of_the_same_seed(missing, left):
   outcomes = [one for seed in range(3) for one in of_claims(seed, harm=0.1)]
   # The training of one seed is missing, whose partner learned nothing.
-  outcomes.pop()
-  outcomes[-1].numbers['first'] = [-9.0, -9.0]
+  outcomes[left].numbers['first'] = [-9.0, -9.0]
+  del outcomes[missing]
   gap = turns.measure(turns.numbers(outcomes))['first_guess']
   assert gap.mean == pytest.approx(-0.1) and gap.half == pytest.approx(0)
 
