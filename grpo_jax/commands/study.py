@@ -16,8 +16,9 @@ def run(arguments: Arguments) -> None:
     from grpo_jax.lab.studies import pages
     from grpo_jax.lab.studies import papers
 
-    found = papers.run(name, pathlib.Path(arguments.out), arguments.full)
-    to_json, show = _claims, lambda found: pages.show(found, arguments.out)
+    out = pathlib.Path(arguments.out)
+    found = papers.run(name, out, arguments.full, arguments.run)
+    to_json, show = _claims, lambda found: pages.show(found, out)
   else:
     study = studies.module(name)
     found = study.run(

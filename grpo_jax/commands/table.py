@@ -145,13 +145,13 @@ COMMANDS = {
     'Compares runs that differ in one thing, or tests claims of two papers.',
     (
       'study', 'workdir', 'config', 'seeds', 'steps', 'only', 'out', 'full',
-      'json', 'verbose',
+      'run', 'json', 'verbose',
     ),
     takes=('study',),
   ),
 }  # fmt: skip
 # Flags of `study` that only one kind of studies reads.
-EXPERIMENT_FLAGS = 'out', 'full'
+EXPERIMENT_FLAGS = 'out', 'full', 'run'
 TRAINING_FLAGS = 'workdir', 'config', 'seeds', 'steps', 'only'
 
 FLAGS = {
@@ -408,7 +408,10 @@ FLAGS = {
     'names the environment).',
   ),
   'run': Flag(
-    'Workdir of another run. The flag may be repeated.', REPEATED, ()
+    'Workdir of another run; for experiments, of a study that has trained '
+    'runs, to show what these measured too. The flag may be repeated.',
+    REPEATED,
+    (),
   ),
   'out': Flag(
     'A page to write (default: report.html), or for experiments a folder.'

@@ -190,6 +190,12 @@ def test_every_way_to_type_a_value_is_read():
   assert config.data.train == (config_lib.Source('a.jsonl'),)
 
 
+def test_an_experiment_takes_workdirs_of_studies():
+  found = arguments.read(['study', 'all', '--out=x', '--run=a', '--run', 'b'])
+  assert found.run == ['a', 'b']
+  assert list(arguments.read(['study', 'all', '--out=x']).run) == []
+
+
 def test_the_last_value_of_a_flag_counts():
   found = read(
     CONFIG, WORK, '--config.seed=1', '--workdir=v', '--config.seed=2'
@@ -210,6 +216,7 @@ def test_the_last_value_of_a_flag_counts():
     (['study', 'all'], 'study all needs --out, a folder for its tables'),
     (['study', 'all', '--out=x', '--seeds=3'], 'got --seeds, which it does no'),
     (['study', 'brakes', '--full'], 'got --full, which it does not read'),
+    (['study', 'brakes', '--run=x'], 'got --run, which it does not read'),
     (['study', 'brakes', '--workdir=gs://b/x'], 'is in a bucket, where study'),
   ],
 )

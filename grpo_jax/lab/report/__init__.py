@@ -28,7 +28,11 @@ from grpo_jax.lab.report.types import Completion
 from grpo_jax.lab.report.types import Completions
 from grpo_jax.lab.report.types import Curve
 from grpo_jax.lab.report.types import Facts
+from grpo_jax.lab.report.types import Finding
+from grpo_jax.lab.report.types import Findings
+from grpo_jax.lab.report.types import Link
 from grpo_jax.lab.report.types import Page
+from grpo_jax.lab.report.types import Pair
 from grpo_jax.lab.report.types import Part
 from grpo_jax.lab.report.types import Picture
 from grpo_jax.lab.report.types import Section
@@ -38,9 +42,9 @@ from grpo_jax.lab.report.types import Timeline
 from grpo_jax.lab.report.types import Token
 
 __all__ = (
-  'Chart', 'Completion', 'Completions', 'Curve', 'Facts', 'Page', 'Part',
-  'Picture', 'Section', 'Table', 'Text', 'Timeline', 'Token', 'as_html',
-  'make_curve', 'make_page', 'write',
+  'Chart', 'Completion', 'Completions', 'Curve', 'Facts', 'Finding',
+  'Findings', 'Link', 'Page', 'Pair', 'Part', 'Picture', 'Section', 'Table',
+  'Text', 'Timeline', 'Token', 'as_html', 'make_curve', 'make_page', 'write',
 )  # fmt: skip
 
 _HOW = (

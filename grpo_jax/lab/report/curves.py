@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
   mean: float
   half: float  # NaN for a single value
-  count: int = 1  # of the independent values
+  count: int = 0  # of independent values; 0 where that says nothing
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -46,7 +46,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
   """
   mean, number = float(np.mean(values)), len(values)
   if number == 1:
-    return Interval(mean, math.nan)
+    return Interval(mean, math.nan, 1)
   deviation = float(np.std(values, ddof=1))
   return Interval(mean, half_width(deviation, number), number)
 

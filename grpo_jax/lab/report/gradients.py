@@ -195,9 +195,9 @@ def mean_over_rollouts(values: np.ndarray) -> curves.Interval:
     values: f64[N], at least one, in the order of the rollouts.
 
   >>> mean_over_rollouts(np.array([0.5, 0.5]))
-  Interval(mean=0.5, half=0.0)
+  Interval(mean=0.5, half=0.0, count=0)
   """
-  mean, half = curves.mean_interval(values.tolist())
+  mean, half, _ = curves.mean_interval(values.tolist())
   longer = math.sqrt(_inflation(values - mean))
   return curves.Interval(mean, half * longer)
 
@@ -338,7 +338,7 @@ def _gains(one: Group, other: Group, told: dict[str, _Found]) -> list[Part]:
     (
       name,
       ', '.join(sorted(gains[name])),
-      words.with_half(*curves.mean_interval([*gains[name].values()])),
+      words.with_half(*curves.mean_interval([*gains[name].values()])[:2]),
     )
     for name in NAMES
     if name in gains

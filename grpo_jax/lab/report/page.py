@@ -26,7 +26,10 @@ from grpo_jax.lab.report.types import Chart
 from grpo_jax.lab.report.types import Completion
 from grpo_jax.lab.report.types import Completions
 from grpo_jax.lab.report.types import Facts
+from grpo_jax.lab.report.types import Findings
+from grpo_jax.lab.report.types import Link
 from grpo_jax.lab.report.types import Page
+from grpo_jax.lab.report.types import Pair
 from grpo_jax.lab.report.types import Part
 from grpo_jax.lab.report.types import Picture
 from grpo_jax.lab.report.types import Section
@@ -163,6 +166,15 @@ def _part(
       return _facts(part)
     case Table():
       return _table(part)
+    case Findings():
+      return _findings(part)
+    case Link():
+      return f'<p>{_link(part)}</p>'
+    case Pair():
+      write_part = functools.partial(_part, numbers, scales)
+      sides = (''.join(_parts(side, write_part)) for side in part)
+      inner = ''.join(f'<div>{side}</div>' for side in sides)
+      return f'<div class="pair">{inner}</div>'
     case Picture():
       return _picture(part)
     case Completions():
@@ -176,6 +188,31 @@ def _text(part: Text) -> str:
     return f'<h3>{words.escaped(part.text)}</h3>'
   kind = f' class="{part.kind}"' if part.kind else ''
   return f'<p{kind}>{words.escaped(part.text)}</p>'
+
+
+_TARGET = re.compile(r'(https://|#)?[\w.-][\w./#-]*', re.ASCII)
+
+
+def _link(part: Link) -> str:
+  # An address of another kind could run a script.
+  if not _TARGET.fullmatch(part.target):
+    raise ValueError(f'a page cannot lead to {part.target!r}.')
+  return f'<a href="{part.target}">{words.escaped(part.text)}</a>'
+
+
+def _inline(cell: str | Link) -> str:
+  return _link(cell) if isinstance(cell, Link) else words.escaped(cell)
+
+
+def _findings(part: Findings) -> str:
+  rows = ''.join(
+    f'<li><b class="{words.escaped(one.mark)}">{words.escaped(one.verdict)}'
+    f'</b> {_link(one.statement)}'
+    + (f' <span class="note">{words.escaped(one.note)}</span>' * bool(one.note))
+    + '</li>'
+    for one in part.rows
+  )
+  return f'<ul class="findings">{rows}</ul>'
 
 
 def _facts(part: Facts) -> str:
@@ -194,8 +231,9 @@ def _picture(part: Picture) -> str:
   title = words.escaped(part.title)
   note = f'<p class="notes">{words.escaped(part.note)}</p>' if part.note else ''
   return (
-    f'<figure class="picture"><picture><source media="(prefers-color-scheme: '
-    f'dark)" srcset="{dark}"><img alt="{title}" src="{light}"></picture>'
+    '<figure class="picture"><div class="scroll" tabindex="0" role="region" '
+    f'aria-label="{title}"><picture><source media="(prefers-color-scheme: '
+    f'dark)" srcset="{dark}"><img alt="{title}" src="{light}"></picture></div>'
     f'{note}</figure>'
   )
 
@@ -204,15 +242,16 @@ def _table(part: Table) -> str:
   head = ''.join(f'<th scope="col">{words.escaped(x)}</th>' for x in part.head)
   rows = []
   classes = [
-    ' class="number"' if all(map(_NUMBER.fullmatch, column)) else ''
+    ' class="number"' if all(map(_is_number, column)) else ''
     for column in zip(*part.rows)
   ]
-  for first, *rest in part.rows:
+  anchors = part.anchors or [''] * len(part.rows)
+  for anchor, (first, *rest) in zip(anchors, part.rows, strict=True):
     cells = ''.join(
-      f'<td{kind}>{words.escaped(cell)}</td>'
-      for kind, cell in zip(classes[1:], rest)
+      f'<td{kind}>{_inline(cell)}</td>' for kind, cell in zip(classes[1:], rest)
     )
-    rows.append(f'<tr><th scope="row">{words.escaped(first)}</th>{cells}</tr>')
+    name = f' id="{words.escaped(anchor)}"' if anchor else ''
+    rows.append(f'<tr{name}><th scope="row">{_inline(first)}</th>{cells}</tr>')
   thead = f'<thead><tr>{head}</tr></thead>' if part.head else ''
   table = (
     f'<div class="scroll" tabindex="0" role="region" aria-label="'
@@ -223,6 +262,10 @@ def _table(part: Table) -> str:
   if part.folded:
     return f'<details><summary>{title}</summary>{table}</details>'
   return (f'<h3>{title}</h3>' if title else '') + table
+
+
+def _is_number(cell: str | Link) -> bool:
+  return isinstance(cell, str) and bool(_NUMBER.fullmatch(cell))
 
 
 LEVELS = 5  # shades on each side of 0

@@ -1,8 +1,9 @@
 """What a page is made of; `page.py` writes it as HTML.
 
-A page has sections, and a section has parts: `Text`, `Facts`, `Table`, `Chart`,
-`Timeline`, `Picture` and `Completions`. Charts that follow each other stand
-side by side. All texts are plain: nothing in them is read as HTML.
+A page has sections, and a section has parts: `Text`, `Link`, `Facts`, `Table`,
+`Findings`, `Chart`, `Timeline`, `Picture`, `Completions`, and `Pair` of others.
+Charts that follow each other stand side by side. All texts are plain: nothing
+in them is read as HTML.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,19 @@ class Text(NamedTuple):
   kind: str = ''
 
 
+class Link(NamedTuple):
+  """A text that leads somewhere; alone it is a paragraph.
+
+  Attributes:
+    text: What is read.
+    target: A place on this page (`#a`), a file beside it (`claims.json`), a
+      place on that (`claims.html#a`), or an address that begins with https://.
+  """
+
+  text: str
+  target: str
+
+
 class Facts(NamedTuple):
   """Numbers that matter most, each with what it is."""
 
@@ -32,14 +46,38 @@ class Table(NamedTuple):
   Attributes:
     title: What the table shows.
     head: The name of each column; empty for a table without a head.
-    rows: Texts. Columns that hold numbers alone are set to the right.
+    rows: Texts and links. Columns that hold numbers alone are set to the right.
     folded: Whether the table is shown only when its title is chosen.
+    anchors: A name for each row, as which links find it; empty for none.
   """
 
   title: str
   head: Sequence[str]
-  rows: Sequence[Sequence[str]]
+  rows: Sequence[Sequence[str | Link]]
   folded: bool = False
+  anchors: Sequence[str] = ()
+
+
+class Finding(NamedTuple):
+  """A statement, and what has come of it.
+
+  Attributes:
+    verdict: In a word or some.
+    mark: How the verdict is coloured: 'good', 'bad' or 'open'.
+    statement: It leads to the numbers.
+    note: What else is to be said.
+  """
+
+  verdict: str
+  mark: str
+  statement: Link
+  note: str = ''
+
+
+class Findings(NamedTuple):
+  """Statements below each other."""
+
+  rows: Sequence[Finding]
 
 
 class Curve(NamedTuple):
@@ -182,7 +220,25 @@ class Completions(NamedTuple):
   read: Sequence[Token] = ()  # by all of them, in the place of the prompt
 
 
-Part = Text | Facts | Table | Chart | Timeline | Picture | Completions
+class Pair(NamedTuple):
+  """Parts beside others where there is room; else above them."""
+
+  first: Sequence['Part']
+  second: Sequence['Part']  # neither has `Completions` or a `Pair`
+
+
+Part = (
+  Text
+  | Link
+  | Facts
+  | Table
+  | Findings
+  | Chart
+  | Timeline
+  | Picture
+  | Completions
+  | Pair
+)
 
 
 class Section(NamedTuple):

@@ -10,7 +10,10 @@ What they share lies beside them:
 
 - `sweeps`: every arm with every seed, and on where it stopped;
 - `claims`: a claim, what was measured of it, and the verdict;
-- `figures`, `pages`: experiments as pictures, and as text and files.
+- `figures`, `evidence`: an experiment as pictures, and its numbers as tables;
+- `story`: the chapters of the page for readers;
+- `pages`: text, tables and pages of all that;
+- `trained`: what studies that train have measured, read for these pages.
 """
 
 import importlib

@@ -17,8 +17,12 @@ from typing import NamedTuple
 from grpo_jax.config import plain_text
 from grpo_jax.lab import report
 from grpo_jax.lab.report.curves import Interval
+from grpo_jax.lab.studies import EXPERIMENTS
+from grpo_jax.lab.studies import STUDIES
 from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import evidence
 from grpo_jax.lab.studies import figures
+from grpo_jax.lab.studies import story
 
 Lines = Sequence[Mapping[str, str]]
 
@@ -121,13 +125,59 @@ holds, fails: the whole 95 % interval of what was measured lies inside, or
 outside, of what the claim expects. Exact numbers have no interval."""
 
 
+_CLAIMS = 'claims.html'
+_MODES = 'light', 'dark'
+_MARKS = {claims.HOLDS: 'good', claims.FAILS: 'bad', claims.OPEN: 'open'}
+
+
+_VERDICTS = (
+  'A claim expects a number in a range. It holds if the whole 95 % interval of '
+  'what was measured lies inside, and fails if it lies outside. Exact numbers '
+  'have no interval.'
+)
+
+
+_HOW = (
+  'Each chapter says what a paper claims and what was found. Below stand the '
+  'experiments, each as a figure with the verdicts on its claims. A claim '
+  f'leads to the numbers that decided it. {_VERDICTS}'
+)
+
+
+_NOT_RUN = (
+  'To have a study that trains runs on this page too, give its workdir as '
+  '--run=WORKDIR to grpo-jax study all.'
+)
+
+
 class Result(NamedTuple):
-  """An experiment that has been done."""
+  """An experiment that has been done.
+
+  Attributes:
+    experiment: Its claims.
+    numbers: What it measured.
+    rows: The verdict on each claim.
+    seconds: What it took.
+    setting: What its trainings were about, see `story.Training`; '' for an
+      experiment that trains no runs, or where nobody asks.
+  """
 
   experiment: claims.Experiment
   numbers: claims.Numbers
   rows: Sequence[claims.Row]
   seconds: float
+  setting: str = ''
+
+  @property
+  def title(self) -> str:
+    """What it is about, and in which setting."""
+    ending = f', in {self.setting}' if self.setting else ''
+    return self.experiment.title + ending
+
+  @property
+  def heading(self) -> str:
+    """Its label and its title."""
+    return f'{self.experiment.label}: {self.title}'
 
 
 class Judged(NamedTuple):
@@ -179,8 +229,7 @@ def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
   """
   shown = {}
   for done in results.values():
-    experiment = done.experiment
-    title = f'{experiment.label}: {experiment.title} ({done.seconds:.1f} s)'
+    title = f'{done.heading} ({done.seconds:.1f} s)'
     shown[title] = [cells(row) for row in done.rows]
   found = [f'{number} {kind}' for kind, number in counts(results).items()]
   files = f'{pathlib.Path(out) / "claims.html"}: {", ".join(found)}.'
@@ -194,12 +243,15 @@ def prepare(folder: pathlib.Path) -> None:
     pass
 
 
-def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
+def write(
+  results: Mapping[str, Result], folder: pathlib.Path, with_story: bool = False
+) -> None:
   """Writes `claims.html`, `claims.md`, `claims.json` and the figures.
 
   Args:
     results: By the name of the experiment.
     folder: Where to; made if it does not exist.
+    with_story: Also write `index.html`, which tells of the papers in chapters.
   """
   prepare(folder)
   drawn = {
@@ -207,10 +259,15 @@ def write(results: Mapping[str, Result], folder: pathlib.Path) -> None:
     for name, done in results.items()
   }
   text = json.dumps(to_json(results, drawn), indent=1, allow_nan=False)
-  (folder / 'claims.json').write_text(text + '\n', encoding='utf-8')
+  (folder / evidence.FILE).write_text(text + '\n', encoding='utf-8')
   page = _markdown(results, drawn)
   (folder / 'claims.md').write_text(page, encoding='utf-8')
-  report.write(folder / 'claims.html', _page(results, drawn, folder))
+  shown = {
+    name: _shown(done, drawn[name], folder) for name, done in results.items()
+  }
+  report.write(folder / _CLAIMS, _page(results, shown))
+  if with_story:
+    report.write(folder / 'index.html', _index(results, shown))
 
 
 def to_json(
@@ -225,7 +282,7 @@ def to_json(
   answer = {
     name: {
       'label': done.experiment.label,
-      'title': done.experiment.title,
+      'title': done.title,
       'seconds': round(done.seconds, 2),
       'claims': [
         {
@@ -273,47 +330,211 @@ def counts(results: Mapping[str, Result]) -> dict[str, int]:
   return {kind: verdicts.count(kind) for kind in kinds}
 
 
+class _Shown(NamedTuple):
+  """The figure of an experiment, as parts of a page.
+
+  Attributes:
+    figure: All that is to be seen.
+    more: Curves of a part of it, which can be read and zoomed.
+  """
+
+  figure: list[report.Part]
+  more: list[report.Part]
+
+
+def _shown(
+  done: Result, drawn: Mapping[str, str], folder: pathlib.Path
+) -> _Shown:
+  """The curves of a figure if they are all of it, else the picture."""
+  title, measured = drawn['title'], f'Measured in {done.seconds:.1f} s.'
+  charts, is_all = figures.make_charts(done.experiment, done.numbers)
+  if is_all:
+    parts = [report.Text(title), *charts, report.Text(measured, 'note')]
+    return _Shown(parts, [])
+  light, dark = ((folder / drawn[mode]).read_bytes() for mode in _MODES)
+  picture = report.Picture(title, light, dark, measured)
+  return _Shown([picture], [*charts])
+
+
 def _page(
-  results: Mapping[str, Result],
-  drawn: Mapping[str, Mapping[str, str]],
-  folder: pathlib.Path,
+  results: Mapping[str, Result], shown: Mapping[str, _Shown]
 ) -> report.Page:
-  """The claims table, then the figure of each experiment."""
-  rows = [
-    (done.experiment.label, *cells(row).values())
-    for done in results.values()
-    for row in done.rows
-  ]
-  facts = [(kind, str(number)) for kind, number in counts(results).items()]
-  table = report.Table('All claims', ('', *COLUMNS), rows)
-  sections = [report.Section('Verdicts', [report.Facts(facts), table])]
+  """The claims table; then of each experiment the figure and the numbers."""
+  rows = []
   for name, done in results.items():
-    shown, experiment = drawn[name], done.experiment
-    title, measured = shown['title'], f'Measured in {done.seconds:.1f} s.'
-    parts: list[report.Part] = []
-    made, is_all = figures.make_charts(experiment, done.numbers)
-    if is_all:
-      parts += [report.Text(title), *made, report.Text(measured, 'note')]
-    else:
-      light, dark = (folder / shown[mode] for mode in ('light', 'dark'))
-      parts += [
-        report.Picture(title, light.read_bytes(), dark.read_bytes(), measured),
-        *made,
-      ]
-    sections.append(
-      report.Section(f'{experiment.label}: {experiment.title}', parts)
-    )
+    for row in done.rows:
+      line = cells(row)
+      claim = report.Link(line['claim'], f'#{_anchor(name, row)}')
+      line = line | {'claim': claim}
+      rows.append((done.experiment.label, *line.values()))
+  table = report.Table('All claims', ('', *COLUMNS), rows)
+  sections = [report.Section('Verdicts', [_counted(results), table])]
+  for name, done in results.items():
+    parts = [*shown[name].figure, *shown[name].more, _measured(name, done)]
+    parts += evidence.parts(done.numbers)
+    sections.append(report.Section(done.heading, parts))
   symbols = report.Table(
     'What claims call by a letter', ('symbol', 'meaning'), list(SYMBOLS)
   )
   sections.append(report.Section('Symbols', [symbols]))
   about = (
     'Claims of two papers, arXiv:2601.05002 and arXiv:2601.23135, and what '
-    'follows from them. A claim expects a number in a range. It holds if the '
-    'whole 95 % interval of what was measured lies inside, and fails if it '
-    'lies outside. Exact numbers have no interval.'
+    f'follows from them. {_VERDICTS}'
   )
   return report.Page('Claims and verdicts', about, sections)
+
+
+def _anchor(name: str, row: claims.Row) -> str:
+  """Where the numbers of a claim are on `claims.html`."""
+  return re.sub(r'[^\w-]+', '_', f'{name}-{row.name}', flags=re.ASCII)
+
+
+def _counted(results: Mapping[str, Result]) -> report.Facts:
+  return report.Facts([(k, str(n)) for k, n in counts(results).items()])
+
+
+def _measured(name: str, done: Result) -> report.Table:
+  """The claims of an experiment, each with the numbers that decided it."""
+
+  def digits(value: float, number: int) -> str:
+    return f'{value:.{number}g}' if math.isfinite(value) else '-'
+
+  head = (
+    'claim', 'verdict', 'mean', 'half of the 95 % interval', 'expected',
+    'what it says', 'example',
+  )  # fmt: skip
+  rows = [
+    (
+      row.name,
+      row.verdict,
+      digits(row.measured.mean, 6),
+      digits(row.measured.half, 2),
+      claims.expected(row.claim),
+      row.claim.text,
+      row.measured.example,
+    )
+    for row in done.rows
+  ]
+  if not any(row.measured.example for row in done.rows):
+    head, rows = head[:-1], [row[:-1] for row in rows]
+  anchors = [_anchor(name, row) for row in done.rows]
+  return report.Table('What was measured', head, rows, anchors=anchors)
+
+
+def _index(
+  results: Mapping[str, Result], shown: Mapping[str, _Shown]
+) -> report.Page:
+  """The story of the papers, chapter by chapter."""
+  known = *EXPERIMENTS, *STUDIES, *map(_study, results)
+  papers = [
+    report.Link(
+      f'{who} ({paper})', paper.replace('arXiv:', 'https://arxiv.org/abs/')
+    )
+    for who, paper in (
+      ('Fontana et al., On the Hidden Objective Biases of Group-based '
+       'Reinforcement Learning', claims.FONTANA),
+      ('Ge et al., Why GRPO Needs Normalization: A Local-Curvature '
+       'Perspective', claims.GE),
+    )
+  ]  # fmt: skip
+  first = [
+    report.Text(_HOW),
+    _counted(results),
+    *papers,
+    report.Link('All claims in one table, and what letters mean', _CLAIMS),
+  ]
+  chapters = [_chapter(one, results, shown) for one in story.chapters(known)]
+  return report.Page(
+    'What group-based methods optimise, and why they normalise',
+    'Two papers on GRPO and its kin, read with experiments: what they claim, '
+    'and what was found.',
+    [report.Section('How to read this', first), *chapters],
+  )
+
+
+def _study(name: str) -> str:
+  """The study of a result, which may be of one setting among several."""
+  return name.partition('-')[0]
+
+
+def _chapter(
+  chapter: story.Chapter,
+  results: Mapping[str, Result],
+  shown: Mapping[str, _Shown],
+) -> report.Section:
+  """The text, experiments as figures with verdicts, and what is missing."""
+  parts: list[report.Part] = []
+  missing: list[tuple[str, str]] = []
+  here: dict[str, Result] = {}
+  for study in chapter.names:
+    some = {k: results[k] for k in sorted(results) if _study(k) == study}
+    for name, done in some.items():
+      parts += [
+        report.Text(done.heading, 'heading'),
+        report.Pair(shown[name].figure, [_findings(name, done)]),
+      ]
+    if len(some) > 1:
+      parts.append(_compared(some))
+    missing += _missing(study, list(some.values()))
+    here |= some
+  if missing:
+    parts += [
+      report.Table('Not run', ('experiment', 'command'), missing),
+      report.Text(_NOT_RUN, 'note'),
+    ]
+  found = ', '.join(f'{kind} {n}' for kind, n in counts(here).items())
+  first = [report.Text(one) for one in (chapter.says, chapter.found) if one]
+  if here:
+    first.append(
+      report.Text(f'Claims of this chapter, by verdict: {found}.', 'note')
+    )
+  return report.Section(chapter.title, [*first, *parts])
+
+
+def _findings(name: str, done: Result) -> report.Findings:
+  """The verdicts on an experiment's claims, which lead to their numbers."""
+  return report.Findings(
+    [
+      report.Finding(
+        row.verdict,
+        _MARKS[row.verdict],
+        report.Link(row.claim.text, f'{_CLAIMS}#{_anchor(name, row)}'),
+        f'measured {claims.value(row.measured)}, expected '
+        f'{claims.expected(row.claim)}',
+      )
+      for row in done.rows
+    ]
+  )
+
+
+def _compared(some: Mapping[str, Result]) -> report.Table:
+  """The claims of one study in several settings, side by side."""
+  texts = {row.name: row.claim.text for x in some.values() for row in x.rows}
+  said = [
+    {r.name: f'{claims.value(r.measured)} ({r.verdict})' for r in one.rows}
+    for one in some.values()
+  ]
+  rows = [
+    (text, *(one.get(name, '-') for one in said))
+    for name, text in texts.items()
+  ]
+  settings = [one.setting or 'setting not known' for one in some.values()]
+  return report.Table('The same claims side by side', ('', *settings), rows)
+
+
+def _missing(study: str, done: Sequence[Result]) -> list[tuple[str, str]]:
+  """What of a study was not run, and the commands that run it."""
+  if study in EXPERIMENTS:
+    return [] if done else [(study, 'grpo-jax study all --out=FOLDER')]
+  settings = {one.setting for one in done}
+  if study not in STUDIES or '' in settings:
+    return []
+  every = story.trainings(study)
+  return [
+    (f'{study}, in {one.setting}' if len(every) > 1 else study, one.command)
+    for one in every
+    if one.setting not in settings
+  ]
 
 
 def _markdown(results: Mapping[str, Result], drawn) -> str:
@@ -328,10 +549,10 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
       texts = [cell.replace('|', '&#124;') for cell in line.values()]
       lines.append(f'| {done.experiment.label} | ' + ' | '.join(texts) + ' |')
   for name, done in results.items():
-    shown, experiment = drawn[name], done.experiment
+    shown = drawn[name]
     lines += [
       '',
-      f'## {experiment.label}: {experiment.title}',
+      f'## {done.heading}',
       '',
       f'{shown["title"]} ({done.seconds:.1f} s)',
       '',

@@ -215,13 +215,19 @@ def numbers(outcomes: Sequence[Outcome]) -> dict[str, Any]:
   }
 
 
+def _by_seed(means: Mapping[str, Any], name: str, arm: str) -> dict[str, float]:
+  """The means of an arm; None, of JSON, stands for NaN."""
+  found = means[name].get(arm, {})
+  return {k: math.nan if x is None else x for k, x in found.items()}
+
+
 def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
   """See `Experiment`."""
   means = found['means']
 
   def between(name: str, one: str, other: str) -> Measured:
     """One arm minus another, seed by seed."""
-    first, second = (means[name].get(arm, {}) for arm in (one, other))
+    first, second = (_by_seed(means, name, arm) for arm in (one, other))
     both = sorted(first.keys() & second.keys(), key=int)
     if not both:
       return claims.UNKNOWN
@@ -276,7 +282,7 @@ def _interval(
   found: Mapping[str, Any], name: str, age: int, ratio: str
 ) -> curves.Interval | None:
   arm = Arm(age, ratio if age else 'corrected').label
-  values = [*found['means'][name].get(arm, {}).values()]
+  values = [*_by_seed(found['means'], name, arm).values()]
   return curves.mean_interval(values) if values else None
 
 

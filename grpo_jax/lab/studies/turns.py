@@ -11,11 +11,13 @@ The arms `tokens` and `lengths` train with the two weights, all else equal.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import dataclasses
 import math
 import pathlib
+import time
 from typing import Any
 from typing import NamedTuple
 
@@ -26,7 +28,14 @@ import numpy as np
 from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.lab.report import curves
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import figures
+from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import sweeps
+from grpo_jax.lab.studies.claims import FONTANA
+from grpo_jax.lab.studies.claims import Claim
+from grpo_jax.lab.studies.claims import Experiment
+from grpo_jax.lab.studies.claims import Measured
 from grpo_jax.run import bare
 from grpo_jax.run import sampling
 from grpo_jax.run.build import build
@@ -288,11 +297,225 @@ def _means(run: dict[str, list[Any]], cut: np.ndarray) -> dict[str, float]:
   return {name: float(np.asarray(x)[cut].mean()) for name, x in run.items()}
 
 
+_CASES = {'turn': 'by turn', 'episode': 'of the episode'}
+_LEAST = 1e-5  # of float32; the sizes add up to 1
+_SAME = 0.01  # of a reward; the best first guess is worth .5
+
+CLAIMS = {
+  **{
+    f'one_weight_{credit}': Claim(
+      f'Credit {case}, one weight for all tokens: the pulls on the first turns '
+      'of a group add up to 0 (sum / sum of sizes, a policy that is not '
+      'trained).',
+      f'{FONTANA}, prop. 1, case 1, in episodes',
+      -_LEAST,
+      _LEAST,
+    )
+    for credit, case in _CASES.items()
+  },
+  'length_turn': Claim(
+    'Credit by turn, weight 1 / length: the pulls do not add up to 0; first '
+    'turns are pulled up, whatever they are (sum / sum of sizes).',
+    f'derived from {FONTANA}, prop. 1, case 2',
+    low=0.0,
+  ),
+  'length_episode': Claim(
+    'Credit of the episode, weight 1 / length: the pulls do not add up to 0; '
+    'first turns are pulled down (sum / sum of sizes).',
+    f'derived from {FONTANA}, prop. 1, case 2',
+    high=0.0,
+  ),
+  **{
+    f'direction_{credit}': Claim(
+      f'Credit {case}: 1 / length turns the gradient in the logits of the '
+      'first guess further than chance does (cosine between the halves of the '
+      'rollouts, less that between the weights).',
+      'derived',
+      low=0.0,
+    )
+    for credit, case in _CASES.items()
+  },
+  'trained_one_weight': Claim(
+    'In trainings with one weight the pulls cancel too (part of them that does '
+    'not).',
+    f'{FONTANA}, prop. 1, case 1, in episodes',
+    high=_LEAST,
+  ),
+  'trained_length': Claim(
+    'In trainings with 1 / length a hundredth of the pulls or more does not '
+    'cancel (part of them that does not).',
+    f'derived from {FONTANA}, prop. 1, case 2',
+    low=0.01,
+  ),
+  'first_guess': Claim(
+    'The first guess is learned as fast with either weight (its mean reward in '
+    'a training, 1 / length minus one weight).',
+    'asked by this project',
+    -_SAME,
+    _SAME,
+  ),
+  'solved': Claim(
+    'A training with 1 / length solves fewer episodes (share of them, 1 / '
+    'length minus one weight).',
+    'asked by this project',
+    high=0.0,
+  ),
+}
+
+
+def numbers(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+  """What the claims are about, by seed; and curves.
+
+  Returns:
+    `fixed`: {credit: {column: {seed: value}}}, with the columns of `of_fixed`.
+    `training`: {measure: {arm: {seed: mean over the rollouts}}}. `curves`:
+    {measure: {arm: values of each rollout, means over seeds}}.
+  """
+  fixed: dict[str, Any] = {credit: {} for credit in CREDITS}
+  training: dict[str, Any] = {}
+  by_rollout: dict[str, Any] = {}
+  for one in outcomes:
+    arm, seed = one.arm.label, str(one.seed)
+    if arm == 'fixed':
+      for credit, columns in fixed.items():
+        for name, value in _biases(one.numbers, credit).items():
+          columns.setdefault(name, {})[seed] = value
+      continue
+    for name, values in one.numbers.items():
+      row = np.array(values, float)  # a file has None in the place of NaN
+      training.setdefault(name, {}).setdefault(arm, {})[seed] = float(
+        row.mean()
+      )
+      by_rollout.setdefault(name, {}).setdefault(arm, []).append(row)
+  return {
+    'fixed': fixed,
+    'training': training,
+    'curves': {
+      name: {arm: np.mean(rows, axis=0).tolist() for arm, rows in arms.items()}
+      for name, arms in by_rollout.items()
+    },
+  }
+
+
+def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
+  """See `Experiment`."""
+  fixed, training = found['fixed'], found['training']
+
+  def mean(by_seed: Mapping[str, float]) -> Measured:
+    values = [*by_seed.values()]
+    return claims.over_seeds(values) if values else claims.UNKNOWN
+
+  def between(one: Mapping[str, float], other: Mapping[str, float]) -> Measured:
+    """One minus another, seed by seed."""
+    both = sorted(one.keys() & other.keys(), key=int)
+    return mean({seed: one[seed] - other[seed] for seed in both})
+
+  def of_fixed(credit: str, column: str) -> Mapping[str, float]:
+    return fixed[credit].get(column, {})
+
+  def trained(name: str, arm: str) -> Mapping[str, float]:
+    return training.get(name, {}).get(arm, {})
+
+  return {
+    **{
+      f'one_weight_{credit}': mean(of_fixed(credit, 'tokens'))
+      for credit in CREDITS
+    },
+    **{
+      f'length_{credit}': mean(of_fixed(credit, 'lengths'))
+      for credit in CREDITS
+    },
+    **{
+      f'direction_{credit}': between(
+        of_fixed(credit, 'halves'), of_fixed(credit, 'cosine')
+      )
+      for credit in CREDITS
+    },
+    'trained_one_weight': mean(trained('uncancelled', 'tokens')),
+    'trained_length': mean(trained('uncancelled', 'lengths')),
+    **{
+      claim: between(trained(name, 'lengths'), trained(name, 'tokens'))
+      for claim, name in (('first_guess', 'first'), ('solved', 'solved'))
+    },
+  }
+
+
+_SHOWN = {'tokens': 'one weight', 'lengths': '1 / length'}
+_DRAWN = {
+  'first': 'mean reward of the first guess',
+  'solved': 'share of episodes solved',
+}
+
+
+def draw(found, measured, figure, colors) -> str:
+  """See `Experiment`: the sums of pulls, and how both weights learn."""
+  left, *others = figure.subplots(1, 1 + len(_DRAWN))
+  hue = {
+    arm: colors[name] for arm, name in zip(_SHOWN, figures.SERIES, strict=False)
+  }
+  for place, (arm, claim) in enumerate(
+    (('tokens', 'one_weight'), ('lengths', 'length'))
+  ):
+    sums = [measured[f'{claim}_{credit}'] for credit in CREDITS]
+    left.errorbar(
+      # Both weights of one credit lie beside each other.
+      [x + 0.2 * place for x in range(len(sums))],
+      [one.mean for one in sums],
+      yerr=[0.0 if math.isnan(one.half) else one.half for one in sums],
+      fmt='o',
+      color=hue[arm],
+      label=_SHOWN[arm],
+    )
+  left.axhline(0, color=colors['faint'], linewidth=1)
+  left.set_xticks([0.1 + x for x in range(len(CREDITS))], [*_CASES.values()])
+  left.set(
+    xlabel='credit', title='sum of pulls / sum of sizes', xlim=(-0.5, 1.7)
+  )
+  left.legend()
+  for axes, (name, title) in zip(others, _DRAWN.items(), strict=True):
+    for arm, values in found['curves'].get(name, {}).items():
+      rollouts = np.arange(1, len(values) + 1)
+      axes.plot(rollouts, values, color=hue[arm], label=_SHOWN[arm])
+    axes.set(xlabel='rollout', title=title)
+  by_turn, of_episode = (
+    claims.value(measured[f'length_{credit}']) for credit in CREDITS
+  )
+  return (
+    'With a weight of 1 / length the pulls on the first turns of a group do '
+    f'not add up to 0: {by_turn} of their sizes with credit by turn, '
+    f'{of_episode} with credit of the episode'
+  )
+
+
+EXPERIMENT = Experiment(
+  'E18',
+  'a weight by length and the first turns of episodes',
+  CLAIMS,
+  lambda full: {},
+  measure,
+  draw,
+)
+
+
 class Summary(NamedTuple):
   """What all runs say: see `of_fixed` and `of_training`."""
 
   fixed: list[Row]
   training: list[Row]
+
+
+class Compared(NamedTuple):
+  """What a study returns.
+
+  Attributes:
+    summary: What all runs say.
+    results: The verdict on each claim, by the name of the study.
+    folder: Where the page of the claims is.
+  """
+
+  summary: Summary
+  results: dict[str, pages.Result]
+  folder: pathlib.Path
 
 
 def run(
@@ -302,16 +525,18 @@ def run(
   steps: int = 30,
   only: Sequence[str] = (),
   name: str = 'turns',
-) -> Summary:
-  """Does the runs that are not done yet, and sums up what they measured.
+) -> Compared:
+  """Does the runs that are not done yet, and gives a verdict on each claim.
 
   Args:
     config: What all arms share, with an environment that rewards turns. An arm
       sets the loss.
-    workdir: Directory of the study; its NAME.jsonl holds the outcomes.
+    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
+      folder `claims` the table of claims and the figure.
     seeds: See `sweeps.run`.
     steps: Rollouts of each run.
-    only: Labels of the arms to run; empty: all arms.
+    only: Labels of the arms to run; empty: all arms. A claim on an arm that is
+      left out has no verdict.
     name: Of the study.
 
   Raises:
@@ -322,8 +547,16 @@ def run(
       'The study of turns needs episodes of several, and this config has no '
       'environment; give one, as --config=configs/guess_number.py has.'
     )
+  begun = time.monotonic()
   sweep = sweeps.Sweep(name, ARMS, Arm, Outcome, train, _progress)
   outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
+  secs = time.monotonic() - begun
+  judged = pages.judge(name, EXPERIMENT, numbers(outcomes), secs, workdir)
+  return Compared(summarise(outcomes), *judged)
+
+
+def summarise(outcomes: Sequence[Outcome]) -> Summary:
+  """The tables of some runs; see `of_fixed` and `of_training`."""
   trained = [one for one in outcomes if one.arm.label in WEIGHTS]
   return Summary(of_fixed(outcomes), of_training(trained) if trained else [])
 
@@ -333,22 +566,27 @@ def _progress(outcome: Outcome) -> str:
   return f'solved {solved[-1]:.3f}' if solved else ''
 
 
-def show(summary: Summary) -> None:
+def show(compared: Compared) -> None:
   """Prints what `run` returned, for a person."""
-  for rows in summary:
+  for rows in compared.summary:
     for row in rows:
       cells = (
         f'{k} {x.mean:.4g} ± {x.half:.2g}' for k, x in row.values.items()
       )
       print(f'{row.name}: {", ".join(cells)}')
+  pages.show(compared.results, compared.folder)
 
 
-def to_json(summary: Summary) -> dict[str, Any]:
-  """What `run` returned, as JSON can hold it."""
-  return {
+def to_json(compared: Compared) -> dict[str, Any]:
+  """What `run` returned, as JSON can hold it: tables, then claims."""
+  tables = {
     table: {
       row.name: {name: list(one) for name, one in row.values.items()}
       for row in rows
     }
-    for table, rows in summary._asdict().items()
+    for table, rows in compared.summary._asdict().items()
   }
+  claims_of = pages.to_json(compared.results)
+  for one in claims_of.values():
+    del one['numbers']  # most of them are in the tables
+  return {**pages.without_nan(tables), 'claims': claims_of}

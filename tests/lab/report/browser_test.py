@@ -56,8 +56,14 @@ def claims_page(tmp_path_factory):
     made = papers.experiment(name)
     numbers = made.run(False)
     done[name] = pages.Result(made, numbers, claims.check(made, numbers), 1.0)
-  pages.write(done, folder)
+  pages.write(done, folder, with_story=True)
   return folder / 'claims.html'
+
+
+@pytest.fixture(scope='module')
+def story_page(claims_page):
+  """The page for readers, which leads to the one of claims."""
+  return claims_page.with_name('index.html')
 
 
 @pytest.fixture(scope='module')
@@ -87,7 +93,7 @@ FIGURES = """[...document.querySelectorAll('figure.chart')].map(figure => {
 })"""
 
 
-PAGES = pytest.mark.parametrize('kind', ['page', 'claims_page'])
+PAGES = pytest.mark.parametrize('kind', ['page', 'claims_page', 'story_page'])
 
 
 @PAGES
@@ -136,6 +142,35 @@ PICTURES = """[...document.querySelectorAll('img')].filter(
     e.alt.length, e.currentSrc.slice(0, 14)])"""
 
 
+@pytest.mark.parametrize('width, beside', [(360, False), (1600, True)])
+def test_verdicts_stand_beside_their_figure_where_there_is_room(
+  width, beside, story_page, tab
+):
+  tab.open(story_page, width=width)
+  pairs = tab("""[...document.querySelectorAll('.pair')].map(pair =>
+    [...pair.children].flatMap(side => {
+      const {left, right, top, bottom} = side.getBoundingClientRect();
+      return [left, right, top, bottom];
+    }))""")
+  assert len(pairs) == 3
+  for left, right, top, bottom, *second in pairs:
+    assert second[0] >= right if beside else second[2] >= bottom
+    assert abs(second[2] - top) < 1 if beside else abs(second[0] - left) < 1
+
+
+def test_a_claim_leads_to_its_numbers(story_page, tab):
+  tab.open(story_page)
+  said = tab("document.querySelector('.findings a').textContent")
+  target = tab("document.querySelector('.findings a').href")
+  assert target.startswith(story_page.parent.as_uri() + '/claims.html#')
+  tab("document.querySelector('.findings a').click()")
+  arrived = "document.querySelector('tr:target')"
+  place = f'{arrived}.getBoundingClientRect()'
+  seen = f'!!{arrived} && {place}.top >= 0 && {place}.bottom <= innerHeight'
+  tab.until(seen)  # the page scrolls there smoothly
+  assert tab(seen) and said in tab(f'{arrived}.textContent')
+
+
 @pytest.mark.parametrize('width', [360, 1600])
 def test_every_picture_of_a_study_is_there(width, claims_page, tab):
   tab.open(claims_page, width=width)
@@ -143,7 +178,9 @@ def test_every_picture_of_a_study_is_there(width, claims_page, tab):
   assert pictures
   for complete, natural, wide, words, source in pictures:
     assert complete and natural > 500 and words > 20
-    assert 200 < wide <= width and source == 'data:image/png'
+    # On a narrow page it scrolls inside itself, and stays as large.
+    assert wide > 600 and source == 'data:image/png'
+    assert wide <= width or width == 360
   assert tab("document.querySelectorAll('table tr').length") > 8
 
 

@@ -49,10 +49,14 @@ class Tab:
       features=[{'name': k, 'value': v} for k, v in features.items()],
     )
     self._call('Page.navigate', url=pathlib.Path(path).absolute().as_uri())
-    end = time.monotonic() + _LIMIT_SECS
-    while self('document.readyState') != 'complete' and time.monotonic() < end:
-      time.sleep(0.05)
+    self.until("document.readyState === 'complete'")
     self.settle()
+
+  def until(self, expression):
+    """Waits until an expression of JavaScript is true, but not for ever."""
+    end = time.monotonic() + _LIMIT_SECS
+    while not self(expression) and time.monotonic() < end:
+      time.sleep(0.05)
 
   def settle(self):
     """Waits until the page is drawn, and its observers have been told."""

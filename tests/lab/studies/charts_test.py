@@ -107,7 +107,8 @@ def test_a_page_has_the_picture_unless_charts_show_all_of_it(draws, tmp_path):
   experiment = drawing(*draws)
   drawn = figures.save('one', experiment, {}, tmp_path)
   done = pages.Result(experiment, {}, [], 1.5)
-  page = pages._page({'one': done}, {'one': drawn}, tmp_path)
+  figure = pages._shown(done, drawn, tmp_path)
+  page = pages._page({'one': done}, {'one': figure})
   parts = page.sections[1].parts
   kinds = [type(part) for part in parts]
   picture = report.Picture in kinds

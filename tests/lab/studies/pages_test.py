@@ -10,28 +10,9 @@ from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
-from grpo_jax.lab.studies.claims import Claim
-from grpo_jax.lab.studies.claims import Experiment
-from grpo_jax.lab.studies.claims import Measured
 from tests import cli
+from tests.lab.studies import made as made_up
 from tests.lab.studies import measured
-
-
-def made(run):
-  """An experiment with one claim, which takes what `run` does."""
-
-  def draw(numbers, found, figure, colors):
-    figure.subplots().plot([1, 2], [1, 2])
-    return 'A line.'
-
-  return Experiment(
-    'E0',
-    'a made one',
-    {'one': Claim('It is at least 1.', 'derived', low=1.0)},
-    run,
-    lambda numbers: {'one': Measured(numbers['value'])},
-    draw,
-  )
 
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, ValueError])
@@ -42,8 +23,8 @@ def test_what_was_done_before_a_failure_is_written(
     raise error('in the second')
 
   all_of_them = {
-    'first': made(lambda full: {'value': 2.0, 'worst': math.inf}),
-    'second': made(fails),
+    'first': made_up.experiment(lambda full: {'value': 2.0, 'worst': math.inf}),
+    'second': made_up.experiment(fails),
   }
   monkeypatch.setattr(papers, 'EXPERIMENTS', tuple(all_of_them))
   monkeypatch.setattr(papers, 'experiment', all_of_them.__getitem__)
@@ -91,7 +72,7 @@ def test_the_table_of_claims_has_what_was_measured_and_nothing_else():
 
 def test_verdicts_of_the_table_follow_from_its_numbers(tmp_path, monkeypatch):
   monkeypatch.setattr(measured, 'FILE', tmp_path / 'measured.json')
-  done = made(lambda full: {'value': 0.5})
+  done = made_up.experiment(lambda full: {'value': 0.5})
   monkeypatch.setattr(measured, 'experiments', lambda: {'made': done})
   for value in (2.0, 0.5):
     numbers = {'value': value}

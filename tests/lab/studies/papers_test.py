@@ -470,7 +470,7 @@ def test_files_of_an_experiment(tmp_path):
   made = {path.name for path in (tmp_path / 'new').iterdir()}
   pictures = {'threshold-light.png', 'threshold-dark.png'}
   tables = {'claims.html', 'claims.md', 'claims.json'}
-  assert made == {*tables, *pictures}
+  assert made == {'index.html', *tables, *pictures}
   text = (tmp_path / 'new' / 'claims.json').read_text()
   found = json.loads(text)['threshold']
   assert found['figure']['title'] in (tmp_path / 'new/claims.md').read_text()

@@ -10,6 +10,8 @@ import grpo_jax
 from grpo_jax import config as config_lib
 from grpo_jax import losses
 from grpo_jax.lab import studies
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import figures
 from grpo_jax.lab.studies import turns
 from tests import runs
 
@@ -106,6 +108,105 @@ def test_trainings_are_compared_seed_by_seed_and_part_by_part():
   assert [row.name for row in alone] == ['lengths 1-1']
 
 
+def of_claims(seed, shift=0.3, harm=0.0, turned=0.0, left=0.2, kept=0.0):
+  """Outcomes of a seed: what the claims are about is what is given."""
+  one = fixed(seed, 2.0, 2.0).numbers
+  for credit, sign in (('turn', 1), ('episode', -1)):
+    one[f'{credit}_lengths_shift'] = [[sign * shift, sign * shift]] * 2
+    one[f'{credit}_tokens_shift'] = [[kept, kept]] * 2
+    # Of three ids, drawn equally often; the gradient turns out of a plane.
+    one[f'{credit}_tokens_by_id'] = [[1.0, -1.0, 0.0]] * 2
+    one[f'{credit}_lengths_by_id'] = [[1.0, -1.0 - turned, turned]] * 2
+  one['count'] = [[1, 1, 1]] * 2
+  outcomes = [turns.Outcome(turns.ARMS[0], seed, 2, one)]
+  for arm, worse in (('tokens', 0.0), ('lengths', harm)):
+    numbers = {
+      'first': [0.1 * seed - worse, 0.3 - worse],
+      'solved': [0.5 - worse, 0.1 * seed - worse],
+      'uncancelled': [left if arm == 'lengths' else kept] * 2,
+      'pull': [None, 1.0],
+    }
+    outcomes.append(turns.Outcome(turns.Arm(arm), seed, 2, numbers))
+  return outcomes
+
+
+def verdicts(**given):
+  outcomes = [one for seed in range(2) for one in of_claims(seed, **given)]
+  found = json.loads(json.dumps(turns.numbers(outcomes)))
+  rows = claims.check(turns.EXPERIMENT, found)
+  return {row.name: row.verdict for row in rows}
+
+
+EXPECTED = {
+  'one_weight_turn': claims.HOLDS,
+  'one_weight_episode': claims.HOLDS,
+  'length_turn': claims.HOLDS,
+  'length_episode': claims.HOLDS,
+  'direction_turn': claims.HOLDS,
+  'direction_episode': claims.HOLDS,
+  'trained_one_weight': claims.HOLDS,
+  'trained_length': claims.HOLDS,
+  'first_guess': claims.HOLDS,
+  'solved': claims.HOLDS,
+}
+
+
+@pytest.mark.parametrize(
+  'given, turned',
+  [
+    ({}, set()),
+    ({'shift': -0.3}, {'length_turn', 'length_episode'}),
+    ({'harm': -0.1}, {'first_guess', 'solved'}),
+    ({'harm': 0.1}, {'first_guess'}),
+    ({'left': 0.0}, {'trained_length'}),
+    (
+      {'kept': 1e-3},
+      {'one_weight_turn', 'one_weight_episode', 'trained_one_weight'},
+    ),
+  ],
+)
+def test_claims_follow_from_what_was_measured(given, turned):
+  found = verdicts(**{'turned': 0.5, **given})
+  assert found == EXPECTED | dict.fromkeys(turned, claims.FAILS)
+
+
+def test_a_direction_is_compared_with_what_chance_does():
+  """Halves that differ as much as the weights do decide nothing."""
+  outcomes = [one for seed in range(2) for one in of_claims(seed, turned=0.5)]
+  found = turns.numbers(outcomes)
+  for columns in found['fixed'].values():
+    assert columns['halves']['1'] == pytest.approx(1)
+    columns['halves'] = {'0': columns['cosine']['0'] - 0.1, '1': 1.0}
+  measured = turns.measure(found)
+  gap = 1 - found['fixed']['turn']['cosine']['1']
+  assert measured['direction_turn'].mean == pytest.approx((gap - 0.1) / 2)
+
+
+@pytest.mark.parametrize('missing, left', [(-1, -2), (-2, -1)])
+def test_trainings_are_compared_with_that_of_the_same_seed(missing, left):
+  outcomes = [one for seed in range(3) for one in of_claims(seed, harm=0.1)]
+  # The training of one seed is missing, whose partner learned nothing.
+  outcomes[left].numbers['first'] = [-9.0, -9.0]
+  del outcomes[missing]
+  gap = turns.measure(turns.numbers(outcomes))['first_guess']
+  assert gap.mean == pytest.approx(-0.1) and gap.half == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+  'arms', [(), ('fixed',), ('tokens',), ('tokens', 'fixed')]
+)
+def test_what_was_left_out_of_a_study_has_no_verdict(arms):
+  outcomes = [
+    one for seed in range(2) for one in of_claims(seed) if one.arm.label in arms
+  ]
+  numbers = turns.numbers(outcomes)
+  found = {r.name: r.verdict for r in claims.check(turns.EXPERIMENT, numbers)}
+  assert found['solved'] == found['trained_length'] == claims.OPEN
+  measured = found['length_turn'] == claims.HOLDS
+  assert measured == ('fixed' in arms)
+  figures.drawn(turns.EXPERIMENT, numbers, figures.LIGHT)
+
+
 def test_arms_differ_in_the_weight_alone():
   config = runs.small()
   fixed, tokens, lengths = (
@@ -140,11 +241,14 @@ def test_a_study_measures_and_trains(tmp_path, capsys):
   config.update_from_flattened_dict({'warm_up.steps': 50})
   config = config_lib.resolve(config)
   found = studies.module('turns').run(config, tmp_path, seeds=1, steps=2)
-  (row, _), training = found
+  (row, _), training = found.summary
   assert abs(row.values['tokens'].mean) < 1e-6
   assert abs(row.values['lengths'].mean) > 1e-3
   (tokens, lengths, _, *_) = (x.values['uncancelled'].mean for x in training)
   assert tokens < 1e-5 and lengths > 1e-3
   turns.show(found)
-  assert 'lengths - tokens 2-2: solved' in capsys.readouterr().out
-  json.dumps(turns.to_json(found))
+  out = capsys.readouterr().out
+  assert 'lengths - tokens 2-2: solved' in out and 'E18: a weight' in out
+  (done,) = json.loads(json.dumps(turns.to_json(found)))['claims'].values()
+  assert [one['name'] for one in done['claims']] == [*turns.CLAIMS]
+  assert (tmp_path / 'claims' / 'turns-light.png').exists()

@@ -7,6 +7,7 @@ one that reads from the numbers what the claims are about, and one that draws.
 The optimizers, losses and audits are those that runs use.
 """
 
+from collections.abc import Sequence
 import importlib
 import pathlib
 import time
@@ -14,6 +15,7 @@ import time
 from grpo_jax.lab.studies import EXPERIMENTS
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
+from grpo_jax.lab.studies import trained
 
 __all__ = ('experiment', 'run')
 
@@ -30,22 +32,29 @@ def experiment(name: str) -> claims.Experiment:
 
 
 def run(
-  name: str, out: pathlib.Path, full: bool = False
+  name: str,
+  out: pathlib.Path,
+  full: bool = False,
+  workdirs: Sequence[str] = (),
 ) -> dict[str, pages.Result]:
-  """Does one experiment, or all, and writes their tables and figures.
+  """Does one experiment, or all, and writes their pages and figures.
 
   Args:
     name: One of `EXPERIMENTS`, or 'all'.
     out: Folder to write into; see `pages.write`.
     full: Take more seeds or longer runs, where an experiment has them.
+    workdirs: Of studies that have trained runs; what these measured stands on
+      the pages too. See `trained.read`.
 
   Returns:
-    The results by name. If an experiment fails or is interrupted, what was done
-    before it is written all the same.
+    The results by name, those of the workdirs last. If an experiment fails or
+    is interrupted, what was done before it is written all the same.
 
   Raises:
     OSError: The folder cannot be written to; before anything is measured.
+    ValueError: A workdir cannot be used, see `trained.read`; likewise.
   """
+  of_runs = trained.read(workdirs)
   pages.prepare(out)
   results = {}
   try:
@@ -57,5 +66,6 @@ def run(
       results[one] = pages.Result(made, numbers, rows, seconds)
   finally:
     if results:
-      pages.write(results, out)
+      results |= of_runs
+      pages.write(results, out, with_story=True)
   return results

@@ -477,10 +477,10 @@ def _draw_split(numbers, found, figure, colors) -> str:
   for i, (part, name) in enumerate((('carried', 'second'), ('fresh', 'first'))):
     for j, runs in enumerate(numbers.values()):
       x = 3 * j + i
-      mean, half, _ = claims.over_seeds(runs[part])
+      over = claims.over_seeds(runs[part])
       label = f'{part} part' if j == 0 else None
-      axes.bar(x, mean, 0.8, color=colors[name], label=label, alpha=0.8)
-      axes.errorbar(x, mean, half, color=colors['text'], capsize=4)
+      axes.bar(x, over.mean, 0.8, color=colors[name], label=label, alpha=0.8)
+      axes.errorbar(x, over.mean, over.half, color=colors['text'], capsize=4)
       axes.plot(
         [x] * len(runs[part]), runs[part], '.', color=colors['text'], ms=4
       )
