@@ -103,7 +103,7 @@ def test_trainings_are_compared_seed_by_seed_and_part_by_part():
   gap = found['lengths - tokens 1-2']
   assert gap.mean == pytest.approx(0.2)
   assert gap.half == pytest.approx(12.706 * 0.1, rel=1e-3)
-  assert found['lengths - tokens 3-4'] == (0, 0)
+  assert found['lengths - tokens 3-4'] == (0, 0, 2)
   alone = turns.of_training([trained('lengths', 0, [1.0])])
   assert [row.name for row in alone] == ['lengths 1-1']
 
