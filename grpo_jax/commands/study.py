@@ -11,26 +11,38 @@ from grpo_jax.lab import studies
 
 def run(arguments: Arguments) -> None:
   """Does the study, and prints what has come of it."""
-  name = arguments.study
-  if studies.is_experiment(name):
-    from grpo_jax.lab.studies import pages
-    from grpo_jax.lab.studies import papers
+  is_experiment = studies.is_experiment(arguments.study)
+  _experiment(arguments) if is_experiment else _train(arguments)
 
-    out = pathlib.Path(arguments.out)
-    found = papers.run(name, out, arguments.full, arguments.run)
-    to_json, show = _claims, lambda found: pages.show(found, out)
+
+def _experiment(arguments: Arguments) -> None:
+  from grpo_jax.lab.studies import pages
+  from grpo_jax.lab.studies import papers
+
+  out = pathlib.Path(arguments.out)
+  found = papers.run(arguments.study, out, arguments.full, arguments.run)
+  if arguments.json:
+    printing.show_json(_claims(found))
   else:
-    study = studies.module(name)
-    found = study.run(
-      arguments.config,
-      arguments.workdir,
-      name=name,
-      seeds=arguments.seeds,
-      steps=arguments.steps,
-      only=arguments.only,
-    )
-    to_json, show = study.to_json, study.show
-  printing.show_json(to_json(found)) if arguments.json else show(found)
+    pages.show(found, out)
+
+
+def _train(arguments: Arguments) -> None:
+  from grpo_jax.lab.studies import sweeps
+
+  study = studies.study(arguments.study)
+  found = sweeps.conduct(
+    study,
+    arguments.config,
+    arguments.workdir,
+    arguments.seeds,
+    arguments.steps,
+    arguments.only,
+  )
+  if arguments.json:
+    printing.show_json(study.to_json(found))
+  else:
+    study.show(found)
 
 
 def _claims(results: Mapping[str, Any]) -> dict[str, Any]:

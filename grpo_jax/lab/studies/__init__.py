@@ -17,7 +17,7 @@ What they share lies beside them:
 """
 
 import importlib
-import types
+from typing import Any
 
 STUDIES = (
   'brakes',
@@ -52,7 +52,7 @@ EXPERIMENTS = {
 }
 """By name, in the order of their labels: the module of `papers` that has it."""
 
-__all__ = ('EXPERIMENTS', 'STUDIES', 'is_experiment', 'module')
+__all__ = ('EXPERIMENTS', 'STUDIES', 'is_experiment', 'study')
 
 
 def is_experiment(name: str) -> bool:
@@ -72,20 +72,18 @@ def is_experiment(name: str) -> bool:
   return True
 
 
-def module(name: str) -> types.ModuleType:
-  """The module of a study that trains runs.
+def study(name: str) -> Any:
+  """A study that trains runs.
 
   Args:
     name: One of `STUDIES`.
 
   Returns:
-    A module with three functions. `run(config, workdir, name, seeds, steps,
-    only)` does the runs that are not done yet and returns a summary; see
-    `brakes.run`. `show` prints a summary for a person, and `to_json` makes it a
-    dict that JSON can hold.
+    A `sweeps.Study`.
 
-  >>> module('brakes_updates').__name__
-  'grpo_jax.lab.studies.brakes'
+  >>> study('brakes_updates').experiment.label
+  'E3b'
   """
   # Only now: a study that trains imports all of the training.
-  return importlib.import_module(f'{__name__}.{name.partition("_")[0]}')
+  module = importlib.import_module(f'{__name__}.{name.partition("_")[0]}')
+  return module.study(name)

@@ -22,9 +22,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import pathlib
 import statistics
-import time
 from typing import Any
 from typing import NamedTuple
 
@@ -656,32 +654,18 @@ The best learning rate is chosen by the reward that is shown, and so is the
 control of 'no more KL'. Both rewards are therefore somewhat too high."""
 
 
-class Compared(NamedTuple):
-  """What a study returns.
-
-  Attributes:
-    summary: The comparison of the arms.
-    results: The verdict on each claim, by the name of the study.
-    folder: Where the page of the claims is.
-  """
-
-  summary: Summary
-  results: dict[str, pages.Result]
-  folder: pathlib.Path
+def show(judged: pages.Judged) -> None:
+  """Prints tables and verdicts, for a person."""
+  pages.show_tables(tables(judged.summary), _NOTES)
+  pages.show_judged(judged)
 
 
-def show(compared: Compared) -> None:
-  """Prints what `run` returned, for a person."""
-  pages.show_tables(tables(compared.summary), _NOTES)
-  pages.show(compared.results, compared.folder)
-
-
-def to_json(compared: Compared) -> dict[str, Any]:
-  """What `run` returned, as JSON can hold it: arms, then claims."""
-  claims = pages.to_json(compared.results)
+def to_json(judged: pages.Judged) -> dict[str, Any]:
+  """Arms, then verdicts, as JSON can hold them."""
+  claims = pages.to_json(judged.results)
   for one in claims.values():
     del one['numbers']  # the same as `arms`, run by run
-  return {**summary_to_json(compared.summary), 'claims': claims}
+  return {**summary_to_json(judged.summary), 'claims': claims}
 
 
 def tables(summary: Summary) -> dict[str, list[dict[str, str]]]:
@@ -746,62 +730,22 @@ def _moved(row: Row) -> dict[str, str]:
 _COMPILING = 3  # rollouts at the start that compile; their time does not count
 
 
-def run(
-  config: Config,
-  workdir: str | pathlib.Path,
-  seeds: int = 3,
-  steps: int = 30,
-  only: Sequence[str] = (),
-  arms: Sequence[Arm] = (),
-  name: str = 'brakes',
-) -> Compared:
-  """Does the runs that are not done yet, and compares all of them.
+def study(name: str, arms: Sequence[Arm] = ()) -> sweeps.Study:
+  """A study of brakes.
+
+  An arm sets the brake, the updates per rollout and the learning rate. The
+  study sets the group (8 completions), the rise of the learning rate (5
+  rollouts) and how often overshoot is measured (every 5th rollout).
 
   Args:
-    config: What all arms share. An arm sets the brake, the updates per rollout
-      and the learning rate; the study sets the group (8 completions), the rise
-      of the learning rate (5 rollouts) and how often overshoot is measured
-      (every 5th rollout).
-    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
-      folder `claims` the table of claims and the figure.
-    seeds: See `sweeps.run`.
-    steps: Rollouts of each run.
-    only: Labels of the arms to run and to show; empty: all arms.
+    name: One of `STUDIES`.
     arms: The arms to choose from; empty: those of the study.
-    name: Of the study.
-
-  Returns:
-    The comparison of these arms, seeds and steps.
-
-  Raises:
-    ValueError: See `sweeps.run`.
   """
-  begun = time.monotonic()
-  sweep = sweeps.Sweep(
-    name, arms or STUDIES[name], Arm, Outcome, run_arm, _progress
+  arms = arms or STUDIES[name]
+  sweep = sweeps.Sweep(name, arms, Arm, Outcome, run_arm, _progress)
+  return sweeps.Study(
+    sweep, experiment(name, arms), numbers, summarise, show, to_json
   )
-  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
-  return compared(name, outcomes, workdir, time.monotonic() - begun)
-
-
-def compared(
-  name: str,
-  outcomes: Sequence[Outcome],
-  workdir: str | pathlib.Path,
-  secs: float = 0.0,
-) -> Compared:
-  """Compares runs that are done, and writes the page of the claims.
-
-  Args:
-    name: Of the study.
-    outcomes: One per arm and seed.
-    workdir: Directory of the study.
-    secs: What the runs took.
-  """
-  found = numbers(outcomes)
-  made = experiment(name, [one.arm for one in outcomes])
-  judged = pages.judge(name, made, found, secs, workdir)
-  return Compared(summarise(outcomes), *judged)
 
 
 def _progress(outcome: Outcome) -> str:

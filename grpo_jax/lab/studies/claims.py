@@ -162,6 +162,16 @@ def check(experiment: Experiment, numbers: Numbers) -> list[Row]:
   ]
 
 
+def asked(experiment: Experiment, numbers: Numbers) -> Experiment:
+  """The experiment without claims of which its numbers say nothing.
+
+  A study of some arms makes no claims on the others.
+  """
+  measured = experiment.measure(numbers).keys()
+  kept = {k: x for k, x in experiment.claims.items() if k in measured}
+  return experiment._replace(claims=kept)
+
+
 def over_seeds(values: Sequence[float], example: str = '') -> Measured:
   """The mean of one value per seed, with the interval of Student's t.
 

@@ -11,10 +11,8 @@ that takes minutes.
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
-import pathlib
-import time
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -25,7 +23,6 @@ import optax
 
 from grpo_jax.config import Config
 from grpo_jax.lab.studies import claims
-from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
@@ -383,37 +380,13 @@ class _Trainer:
     )
 
 
-def run(
-  config: Config,
-  workdir: str | pathlib.Path,
-  seeds: int = 5,
-  steps: int = 30,
-  only: Sequence[str] = (),
-  plan: Plan | None = None,
-  name: str = 'normalization',
-) -> pages.Judged:
-  """Does the runs that are not done yet, and gives a verdict on each claim.
+def study(name: str) -> sweeps.Study:
+  """A study of a plan, by the name of it."""
+  return study_of({plan.name: plan for plan in (ARITHMETIC, SMOLLM2)}[name])
 
-  Args:
-    config: What all arms share. An arm sets the loss, and the optimizer in
-      place of `config.optim`.
-    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
-      folder `claims` the table of claims and the figure.
-    seeds: See `sweeps.run`.
-    steps: Rollouts of each run.
-    only: Labels of the arms to run; empty: all arms. An optimizer of which some
-      arm is left out has no verdict.
-    plan: The optimizers and their rates; None: those of the study.
-    name: Of the study.
 
-  Returns:
-    See `pages.judge`.
-
-  Raises:
-    ValueError: See `sweeps.run`.
-  """
-  begun = time.monotonic()
-  plan = plan or {one.name: one for one in (ARITHMETIC, SMOLLM2)}[name]
+def study_of(plan: Plan) -> sweeps.Study:
+  """The study of a plan."""
   sweep = sweeps.Sweep(
     plan.name,
     plan.arms,
@@ -422,11 +395,4 @@ def run(
     _Trainer(plan),
     lambda one: f'failure {one.failure:.3f}  last third {one.failure_last:.3f}',
   )
-  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
-  found = numbers(plan, outcomes)
-  made = experiment(plan)
-  secs = time.monotonic() - begun
-  return pages.judge(plan.name, made, found, secs, workdir)
-
-
-show, to_json = pages.show_judged, pages.judged_to_json
+  return sweeps.Study(sweep, experiment(plan), functools.partial(numbers, plan))

@@ -181,42 +181,26 @@ class Result(NamedTuple):
 
 
 class Judged(NamedTuple):
-  """What the runs of a study say of its claims, and the folder of the pages."""
+  """What the runs of a study say of its claims.
+
+  Attributes:
+    results: By the name of the study.
+    folder: Of the pages.
+    summary: What a study shows of its runs beside its claims; else None.
+  """
 
   results: dict[str, Result]
   folder: pathlib.Path
-
-
-def judge(
-  name: str,
-  experiment: claims.Experiment,
-  numbers: claims.Numbers,
-  seconds: float,
-  workdir: str | pathlib.Path,
-) -> Judged:
-  """Gives a verdict on each claim, and writes the pages.
-
-  Args:
-    name: Of the study.
-    experiment: Its claims.
-    numbers: What its runs have measured.
-    seconds: That they took.
-    workdir: Of the study; its folder `claims` gets the pages.
-  """
-  rows = claims.check(experiment, numbers)
-  results = {name: Result(experiment, numbers, rows, seconds)}
-  folder = pathlib.Path(workdir) / 'claims'
-  write(results, folder)
-  return Judged(results, folder)
+  summary: Any = None
 
 
 def show_judged(judged: Judged) -> None:
-  """Prints what `judge` returned, for a person."""
-  show(*judged)
+  """Prints verdicts, for a person."""
+  show(judged.results, judged.folder)
 
 
 def judged_to_json(judged: Judged) -> dict[str, Any]:
-  """What `judge` returned, as JSON can hold it."""
+  """Verdicts and numbers, as JSON can hold them."""
   return to_json(judged.results)
 
 

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import pathlib
-import time
 from typing import Any
 
 import jax
@@ -27,7 +25,6 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.lab.report import gradients
 from grpo_jax.lab.studies import claims
-from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.claims import GE
 from grpo_jax.lab.studies.claims import Claim
@@ -601,34 +598,8 @@ EXPERIMENT = Experiment(
 )
 
 
-def run(
-  config: Config,
-  workdir: str | pathlib.Path,
-  seeds: int = 3,
-  steps: int = 150,
-  only: Sequence[str] = (),
-  name: str = 'phases',
-) -> pages.Judged:
-  """Does the runs that are not done yet, and gives a verdict on each claim.
-
-  Args:
-    config: What both arms share. An arm sets `learner.method`, and the study
-      `log.geometry_every_steps`.
-    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
-      folder `claims` the table of claims and the figure.
-    seeds: See `sweeps.run`.
-    steps: Rollouts of each run.
-    only: Labels of the arms to run; empty: both. Without `divided` there are no
-      phases, without `plain` no gains.
-    name: Of the study.
-
-  Returns:
-    See `pages.judge`.
-
-  Raises:
-    ValueError: See `sweeps.run`.
-  """
-  begun = time.monotonic()
+def study(name: str) -> sweeps.Study:
+  """The study, by its one name."""
   sweep = sweeps.Sweep(
     name,
     ARMS,
@@ -637,9 +608,4 @@ def run(
     train,
     lambda one: f'reward {one.numbers["reward"][-1]:.3f}',
   )
-  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
-  secs = time.monotonic() - begun
-  return pages.judge(name, EXPERIMENT, numbers(outcomes), secs, workdir)
-
-
-show, to_json = pages.show_judged, pages.judged_to_json
+  return sweeps.Study(sweep, EXPERIMENT, numbers)

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import pathlib
-import time
 from typing import Any
 
 import jax
@@ -25,7 +23,6 @@ import numpy as np
 from grpo_jax.config import Config
 from grpo_jax.lab.report import curves
 from grpo_jax.lab.studies import claims
-from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.claims import FONTANA
 from grpo_jax.lab.studies.claims import Claim
@@ -296,34 +293,8 @@ EXPERIMENT = Experiment(
 )
 
 
-def run(
-  config: Config,
-  workdir: str | pathlib.Path,
-  seeds: int = 5,
-  steps: int = 30,
-  only: Sequence[str] = (),
-  name: str = 'staleness',
-) -> pages.Judged:
-  """Does the runs that are not done yet, and gives a verdict on each claim.
-
-  Args:
-    config: What all arms share. An arm sets `sampler.ahead` and
-      `learner.anchor`.
-    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
-      folder `claims` the table of claims and the figure.
-    seeds: See `sweeps.run`.
-    steps: Rollouts of each run.
-    only: Labels of the arms to run; empty: all arms. A claim on an arm that is
-      left out has no verdict.
-    name: Of the study.
-
-  Returns:
-    See `pages.judge`.
-
-  Raises:
-    ValueError: See `sweeps.run`.
-  """
-  begun = time.monotonic()
+def study(name: str) -> sweeps.Study:
+  """The study, by its one name."""
   sweep = sweeps.Sweep(
     name,
     ARMS,
@@ -332,10 +303,4 @@ def run(
     train,
     lambda one: f'reward {one.numbers["reward"][-1]:.3f}',
   )
-  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
-  found = numbers(outcomes)
-  secs = time.monotonic() - begun
-  return pages.judge(name, EXPERIMENT, found, secs, workdir)
-
-
-show, to_json = pages.show_judged, pages.judged_to_json
+  return sweeps.Study(sweep, EXPERIMENT, numbers)

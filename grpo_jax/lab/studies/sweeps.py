@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from grpo_jax.config import Config
 from grpo_jax.config import plain_text
-from grpo_jax.lab.studies.pages import without_nan
+from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import pages
 from grpo_jax.run import bare
 from grpo_jax.run.keep import workdir as workdir_lib
 
@@ -38,6 +39,7 @@ class Sweep(NamedTuple):
     train: `(config, arm, seed, params) -> outcome`. Trains one arm from given
       parameters, which it does not change; `config.steps` rollouts.
     progress: What the line of progress says of an outcome.
+    check: Raises a ValueError about a config that the study cannot use.
   """
 
   name: str
@@ -46,6 +48,80 @@ class Sweep(NamedTuple):
   outcome: type
   train: Callable[..., Any]
   progress: Callable[[Any], str]
+  check: Callable[[Config], None] = lambda config: None
+
+
+class Study(NamedTuple):
+  """Arms and seeds, and what their outcomes say.
+
+  Attributes:
+    sweep: The runs.
+    experiment: Claims on all of its arms.
+    numbers: From outcomes to what `experiment.measure` reads.
+    summary: From outcomes to what is shown of them beside the claims.
+    show: Prints what `conduct` returns, for a person.
+    to_json: Makes it a dict that JSON can hold.
+  """
+
+  sweep: Sweep
+  experiment: claims.Experiment
+  numbers: Callable[[Sequence[Any]], dict[str, Any]]
+  summary: Callable[[Sequence[Any]], Any] = lambda outcomes: None
+  show: Callable[[pages.Judged], None] = pages.show_judged
+  to_json: Callable[[pages.Judged], dict[str, Any]] = pages.judged_to_json
+
+
+def conduct(
+  study: Study,
+  config: Config,
+  workdir: str | pathlib.Path,
+  seeds: int,
+  steps: int,
+  only: Sequence[str] = (),
+) -> pages.Judged:
+  """Does the runs that are not done yet, and gives a verdict on each claim.
+
+  Args:
+    study: What is run, and what is claimed. A claim on an arm that is left out
+      has no verdict, or is not made.
+    config: See `run`.
+    workdir: See `run`; its folder `claims` gets the pages.
+    seeds: See `run`.
+    steps: See `run`.
+    only: See `run`.
+
+  Returns:
+    See `judge`.
+
+  Raises:
+    ValueError: See `run`.
+  """
+  begun = time.monotonic()
+  outcomes = run(study.sweep, config, workdir, seeds, steps, only)
+  return judge(study, outcomes, workdir, time.monotonic() - begun)
+
+
+def judge(
+  study: Study,
+  outcomes: Sequence[Any],
+  workdir: str | pathlib.Path,
+  seconds: float = 0.0,
+) -> pages.Judged:
+  """Gives a verdict on each claim, and writes the pages.
+
+  Args:
+    study: What is claimed.
+    outcomes: One per arm and seed.
+    workdir: Of the study; its folder `claims` gets the pages.
+    seconds: That the runs took.
+  """
+  numbers = study.numbers(outcomes)
+  experiment = claims.asked(study.experiment, numbers)
+  rows = claims.check(experiment, numbers)
+  results = {study.sweep.name: pages.Result(experiment, numbers, rows, seconds)}
+  folder = pathlib.Path(workdir) / 'claims'
+  pages.write(results, folder)
+  return pages.Judged(results, folder, study.summary(outcomes))
 
 
 def run(
@@ -70,8 +146,9 @@ def run(
     The outcomes of these arms, seeds and steps, seed by seed.
 
   Raises:
-    ValueError: A label is unknown, there is less than one seed or rollout, or
-      the workdir holds a study of another config; the sentence says what to do.
+    ValueError: A label is unknown, there is less than one seed or rollout, the
+      study cannot use the config, or the workdir holds a study of another one;
+      the sentence says what to do.
   """
   for name, number in (('seeds', seeds), ('steps', steps)):
     if number < 1:
@@ -81,6 +158,7 @@ def run(
       f'sampler.ahead={config.sampler.ahead} in a study, whose runs sample and '
       'learn in turn; give sampler.ahead=0.'
     )
+  sweep.check(config)
   known = {arm.label: arm for arm in sweep.arms}
   if unknown := [label for label in only if label not in known]:
     raise ValueError(
@@ -124,7 +202,7 @@ def _run_all(
     begun = time.monotonic()
     outcome = sweep.train(config, arm, seed, warmed[seed])
     secs = time.monotonic() - begun
-    line = without_nan(dataclasses.asdict(outcome))
+    line = pages.without_nan(dataclasses.asdict(outcome))
     # Appended at once: an interruption loses only the run that is under way.
     with _file(sweep, workdir).open('a') as lines:
       lines.write(json.dumps(line) + '\n')

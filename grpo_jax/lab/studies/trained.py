@@ -18,22 +18,6 @@ from grpo_jax.lab.studies import story
 _FILE = pathlib.Path('claims', 'claims.json')
 
 
-def experiment(name: str) -> claims.Experiment:
-  """The claims of a study, those on all of its arms.
-
-  Args:
-    name: One of `studies.STUDIES`.
-  """
-  module: Any = studies.module(name)
-  match name.partition('_')[0]:
-    case 'brakes':
-      return module.experiment(name)
-    case 'normalization':
-      plans = {one.name: one for one in (module.ARITHMETIC, module.SMOLLM2)}
-      return module.experiment(plans[name])
-  return module.EXPERIMENT
-
-
 def read(workdirs: Sequence[str]) -> dict[str, pages.Result]:
   """What the studies in some workdirs have measured, with verdicts.
 
@@ -102,13 +86,10 @@ def _result(
   name: str, saved: Any, setting: str, file: pathlib.Path
 ) -> pages.Result:
   """A study with verdicts on its numbers."""
-  made = experiment(name)
+  made = studies.study(name).experiment
   try:
     numbers, seconds = saved['numbers'], float(saved['seconds'])
-    measured = made.measure(numbers).keys()
-    # A study of some arms makes no claims on others.
-    asked = {k: x for k, x in made.claims.items() if k in measured}
-    made = made._replace(claims=asked)
+    made = claims.asked(made, numbers)
     rows = claims.check(made, numbers)
     # Now, and not when all else has been measured.
     figures.drawn(made, numbers, figures.LIGHT)

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import math
-import pathlib
-import time
 from typing import Any
 from typing import NamedTuple
 
@@ -504,55 +502,18 @@ class Summary(NamedTuple):
   training: list[Row]
 
 
-class Compared(NamedTuple):
-  """What a study returns.
-
-  Attributes:
-    summary: What all runs say.
-    results: The verdict on each claim, by the name of the study.
-    folder: Where the page of the claims is.
-  """
-
-  summary: Summary
-  results: dict[str, pages.Result]
-  folder: pathlib.Path
+def study(name: str) -> sweeps.Study:
+  """The study, by its one name."""
+  sweep = sweeps.Sweep(name, ARMS, Arm, Outcome, train, _progress, _check)
+  return sweeps.Study(sweep, EXPERIMENT, numbers, summarise, show, to_json)
 
 
-def run(
-  config: Config,
-  workdir: str | pathlib.Path,
-  seeds: int = 5,
-  steps: int = 30,
-  only: Sequence[str] = (),
-  name: str = 'turns',
-) -> Compared:
-  """Does the runs that are not done yet, and gives a verdict on each claim.
-
-  Args:
-    config: What all arms share, with an environment that rewards turns. An arm
-      sets the loss.
-    workdir: Directory of the study; its NAME.jsonl holds the outcomes, its
-      folder `claims` the table of claims and the figure.
-    seeds: See `sweeps.run`.
-    steps: Rollouts of each run.
-    only: Labels of the arms to run; empty: all arms. A claim on an arm that is
-      left out has no verdict.
-    name: Of the study.
-
-  Raises:
-    ValueError: See `sweeps.run`, or the config has no environment.
-  """
+def _check(config: Config) -> None:
   if not config.environment.name:
     raise ValueError(
       'The study of turns needs episodes of several, and this config has no '
       'environment; give one, as --config=configs/guess_number.py has.'
     )
-  begun = time.monotonic()
-  sweep = sweeps.Sweep(name, ARMS, Arm, Outcome, train, _progress)
-  outcomes = sweeps.run(sweep, config, workdir, seeds, steps, only)
-  secs = time.monotonic() - begun
-  judged = pages.judge(name, EXPERIMENT, numbers(outcomes), secs, workdir)
-  return Compared(summarise(outcomes), *judged)
 
 
 def summarise(outcomes: Sequence[Outcome]) -> Summary:
@@ -566,27 +527,27 @@ def _progress(outcome: Outcome) -> str:
   return f'solved {solved[-1]:.3f}' if solved else ''
 
 
-def show(compared: Compared) -> None:
-  """Prints what `run` returned, for a person."""
-  for rows in compared.summary:
+def show(judged: pages.Judged) -> None:
+  """Prints tables and verdicts, for a person."""
+  for rows in judged.summary:
     for row in rows:
       cells = (
         f'{k} {x.mean:.4g} ± {x.half:.2g}' for k, x in row.values.items()
       )
       print(f'{row.name}: {", ".join(cells)}')
-  pages.show(compared.results, compared.folder)
+  pages.show_judged(judged)
 
 
-def to_json(compared: Compared) -> dict[str, Any]:
-  """What `run` returned, as JSON can hold it: tables, then claims."""
+def to_json(judged: pages.Judged) -> dict[str, Any]:
+  """Tables, then verdicts, as JSON can hold them."""
   tables = {
     table: {
       row.name: {name: list(one) for name, one in row.values.items()}
       for row in rows
     }
-    for table, rows in compared.summary._asdict().items()
+    for table, rows in judged.summary._asdict().items()
   }
-  claims_of = pages.to_json(compared.results)
+  claims_of = pages.to_json(judged.results)
   for one in claims_of.values():
     del one['numbers']  # most of them are in the tables
   return {**pages.without_nan(tables), 'claims': claims_of}

@@ -1,6 +1,7 @@
 """Studies: sums done by hand, and a real run of two arms that goes on."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -10,6 +11,7 @@ import pytest
 
 from grpo_jax.lab.studies import brakes
 from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.brakes import Arm
 from grpo_jax.lab.studies.brakes import Outcome
 from grpo_jax.run import sampling
@@ -219,8 +221,9 @@ def test_means_are_over_the_rollouts_that_were_measured():
 
 def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
   monkeypatch.setenv('COLUMNS', '160')
-  compared = brakes.compared('brakes', OUTCOMES, tmp_path)
-  brakes.show(compared)
+  study = brakes.study('brakes')
+  judged = sweeps.judge(study, OUTCOMES, tmp_path)
+  study.show(judged)
   seen = capsys.readouterr().out
   assert '0.040±0.254 (x10.0)' in seen and '+0.010±1.398' in seen
   assert 'E3c: brakes on clipped tokens' in seen and 'claims.html' in seen
@@ -228,7 +231,7 @@ def test_what_a_person_sees(capsys, monkeypatch, tmp_path):
   assert 'no brake raises the mean reward by more than 0.05' in page
   cells = brakes.tables(brakes.summarise([outcome(BASE, 0, math.nan)]))
   assert cells['what is learned'][0]['reward'] == '-'
-  answer = brakes.to_json(compared)
+  answer = study.to_json(judged)
   assert json.loads(json.dumps(answer, allow_nan=False)) == answer
   assert answer['claims']['brakes']['claims'][0]['name'] == 'carried'
 
@@ -250,8 +253,9 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(brakes, 'run_arm', run_arm)
   monkeypatch.setattr(sampling, 'sampled', sample)
   config = runs.small(reward='tests.judges:even')
-  given = dict(config=config, workdir=tmp_path, seeds=1, steps=2, arms=arms)
-  first = brakes.run(**given).summary
+  study = brakes.study('brakes', arms)
+  conduct = functools.partial(sweeps.conduct, study, config, tmp_path, 1)
+  first = conduct(2).summary
   assert versions == [0, 1, 0, 1]  # by the policy after the last updates
   assert '2/2  rollback-mu2  seed 0' in capsys.readouterr().err
   assert [row.arm for row in first.rows] == list(arms)
@@ -266,21 +270,21 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   real = lambda config, arm, seed, params: outcome(
     arm, seed, 0.5, steps=config.steps
   )
-  assert len(brakes.run(**given).summary.rows) == 2
+  assert len(conduct(2).summary.rows) == 2
   assert [one[:2] for one in begun] == [(arms[0], 0), (arms[1], 0)] + [
     (arms[1], 0)
   ]
   for _, _, params in begun[1:]:
     jax.tree.map(np.testing.assert_array_equal, begun[0][2], params)
-  seen = brakes.to_json(brakes.run(**given, only=['none-mu2']))
+  seen = study.to_json(conduct(2, ['none-mu2']))
   wanted = brakes.summary_to_json(first)['arms'][:1]
   np.testing.assert_equal(seen['arms'], wanted)
   assert len(begun) == 3  # nothing was left to run
-  brakes.run(**{**given, 'steps': 1})
+  conduct(1)
   assert len(begun) == 5  # another length is another run
   file.write_text(f'{lines[0]}\n{lines[1][:40]}')  # while it was written
   capsys.readouterr()
-  assert len(brakes.run(**given).summary.rows) == 2
+  assert len(conduct(2).summary.rows) == 2
   assert 'was cut off; its run is done again' in capsys.readouterr().err
   assert [json.loads(x)['seed'] for x in file.read_text().splitlines()] == [
     0,
@@ -288,7 +292,7 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   ]
   file.write_text(f'{lines[0]}\n{lines[1][:40]}\n')
   with pytest.raises(ValueError, match='Line 2 of .* is no outcome'):
-    brakes.run(**given)
+    conduct(2)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +304,11 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   ],
 )
 def test_what_cannot_be_studied(given, said, tmp_path):
+  place = runs.small(), tmp_path / 'none'
   with pytest.raises(ValueError, match=said):
-    brakes.run(runs.small(), tmp_path / 'none', **given)
+    sweeps.conduct(
+      brakes.study('brakes'), *place, **{'seeds': 3, 'steps': 30, **given}
+    )
   assert not (tmp_path / 'none').exists()
 
 

@@ -208,8 +208,9 @@ def test_a_study_trains_each_kind_of_optimizer(tmp_path, monkeypatch):
     lambda *given: made.append(given) or real(*given),
   )
   config = runs.small(reward='tests.judges:even')
-  summary = normalization.run(config, tmp_path, seeds=2, steps=3, plan=plan)
-  (done,), folder = summary[0].values(), summary[1]
+  study = normalization.study_of(plan)
+  judged = sweeps.conduct(study, config, tmp_path, seeds=2, steps=3)
+  (done,) = judged.results.values()
   assert len(made) == 4  # SGD or Adam, both ways, for all rates and seeds
   failure = done.numbers['failure']
   assert np.shape(failure['Adam']['plain']) == (2, 2)
@@ -217,9 +218,9 @@ def test_a_study_trains_each_kind_of_optimizer(tmp_path, monkeypatch):
   assert failure['SGD']['plain'][0] == failure['SGD']['divided'][0]
   assert failure['Adam']['plain'][0] != failure['Adam']['plain'][1]
   assert failure['SGD']['plain'][0] != failure['SGD']['plain'][1]
-  assert (folder / 'claims.html').exists()
+  assert (judged.folder / 'claims.html').exists()
   text = (tmp_path / 'small.jsonl').read_text()
-  normalization.show(summary)
-  again = normalization.run(config, tmp_path, seeds=2, steps=3, plan=plan)
-  assert again[0]['small'].numbers == done.numbers
+  study.show(judged)
+  again = sweeps.conduct(study, config, tmp_path, seeds=2, steps=3)
+  assert again.results['small'].numbers == done.numbers
   assert (tmp_path / 'small.jsonl').read_text() == text

@@ -299,13 +299,10 @@ def test_a_study_of_both_arms(tmp_path):
       'optim.lr': 0.01,
     }
   )
-  assert studies.module('phases') is phases
-  judged = phases.run(config, tmp_path, 1, 4)
+  study = studies.study('phases')
+  judged = sweeps.conduct(study, config, tmp_path, 1, 4)
   assert (judged.folder / 'claims.html').exists()
-  sweep = sweeps.Sweep(
-    'phases', phases.ARMS, phases.Arm, phases.Outcome, None, str
-  )
-  done = sweeps.read(sweep, tmp_path, 4)
+  done = sweeps.read(study.sweep, tmp_path, 4)
   divided, plain = (done[arm, 0].numbers for arm in phases.ARMS)
   assert divided['reward'][0] == plain['reward'][0]
   assert divided['reward_std'][1:] != plain['reward_std'][1:]
@@ -318,5 +315,5 @@ def test_a_study_of_both_arms(tmp_path):
     zero = np.array(one['geometry_zero'], float)[::2]
     np.testing.assert_allclose(np.array(one['unequal'])[::2], 1 - zero)
     assert {*one['graded']} == {0.0}
-  text = json.dumps(phases.to_json(judged))
+  text = json.dumps(study.to_json(judged))
   assert 'gain_second' in text

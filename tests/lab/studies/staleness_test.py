@@ -96,19 +96,16 @@ def test_a_study_of_two_arms(tmp_path):
       'optim.lr': 0.01,
     }
   )
-  assert studies.module('staleness') is staleness
   only = '0-corrected', '2-plain'
-  judged = staleness.run(config, tmp_path, 1, 6, only)
+  study = studies.study('staleness')
+  judged = sweeps.conduct(study, config, tmp_path, 1, 6, only)
   assert (judged.folder / 'claims.html').exists()
-  sweep = sweeps.Sweep(
-    'staleness', staleness.ARMS, staleness.Arm, staleness.Outcome, None, str
-  )
-  done = sweeps.read(sweep, tmp_path, 6)
+  done = sweeps.read(study.sweep, tmp_path, 6)
   assert {arm.label for arm, _ in done} == {*only}
   for (arm, _), one in done.items():
     measured = [x for x in one.numbers['outside'] if x is not None]
     assert len(measured) == 2  # of six rollouts each fifth
     old = one.numbers['ess'][3:]
     assert (np.mean(old) < 0.999) or arm.ahead == 0
-  text = json.dumps(staleness.to_json(judged))
+  text = json.dumps(study.to_json(judged))
   assert 'plain_carried' in text

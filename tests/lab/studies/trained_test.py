@@ -8,6 +8,7 @@ from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import staleness
 from grpo_jax.lab.studies import story
+from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies import trained
 from tests import cli
 from tests.lab.studies import made
@@ -27,15 +28,14 @@ def test_verdicts_are_computed_anew(tmp_path):
 
 
 def test_what_a_study_wrote_is_read_again(tmp_path):
-  """A file of `pages.judge`, with numbers that are not finite."""
+  """A file of `sweeps.judge`, with numbers that are not finite."""
   numbers = made.stale_numbers(0.1)
   numbers['means']['carried'] = {
     name: dict.fromkeys(of_arm, float('nan'))
     for name, of_arm in numbers['means']['carried'].items()
   }
-  judged = pages.judge(
-    'staleness', staleness.EXPERIMENT, numbers, 3.0, tmp_path
-  )
+  study = staleness.study('staleness')._replace(numbers=lambda _: numbers)
+  judged = sweeps.judge(study, (), tmp_path, 3.0)
   assert 'null' in (judged.folder / 'claims.json').read_text()
   found = trained.read([str(tmp_path)])['staleness']
   (written,) = judged.results.values()
@@ -93,16 +93,18 @@ def test_a_study_of_some_arms_makes_claims_on_these(tmp_path):
 
 @pytest.mark.parametrize('name', studies.STUDIES)
 def test_every_study_that_trains_has_claims(name):
-  found = trained.experiment(name)
+  found = studies.study(name).experiment
   assert found.claims and found.label.startswith('E')
 
 
 def test_a_study_has_the_claims_of_its_own_arms():
-  many, few = map(trained.experiment, ('brakes_updates', 'brakes_smollm2'))
+  many, few, some = (
+    studies.study(name).experiment
+    for name in ('brakes_updates', 'brakes_smollm2', 'normalization_smollm2')
+  )
   assert 'rollback_16' in many.claims
   assert 'narrow_16' in few.claims and 'rollback_16' not in few.claims
-  some = trained.experiment('normalization_smollm2').claims
-  assert 'adam-epsilon-0.01' in some and 'momentum' not in some
+  assert 'adam-epsilon-0.01' in some.claims and 'momentum' not in some.claims
 
 
 BAD = {

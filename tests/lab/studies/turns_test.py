@@ -12,6 +12,7 @@ from grpo_jax import losses
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
+from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies import turns
 from tests import runs
 
@@ -231,7 +232,8 @@ def test_arms_differ_in_the_weight_alone():
 
 def test_a_config_without_episodes_is_refused(tmp_path):
   with pytest.raises(ValueError, match='needs episodes of several'):
-    turns.run(runs.small(), tmp_path)
+    sweeps.conduct(turns.study('turns'), runs.small(), tmp_path, 1, 2)
+  assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.long
@@ -240,15 +242,16 @@ def test_a_study_measures_and_trains(tmp_path, capsys):
   # After so many steps, most guesses are numbers.
   config.update_from_flattened_dict({'warm_up.steps': 50})
   config = config_lib.resolve(config)
-  found = studies.module('turns').run(config, tmp_path, seeds=1, steps=2)
+  study = studies.study('turns')
+  found = sweeps.conduct(study, config, tmp_path, seeds=1, steps=2)
   (row, _), training = found.summary
   assert abs(row.values['tokens'].mean) < 1e-6
   assert abs(row.values['lengths'].mean) > 1e-3
   (tokens, lengths, _, *_) = (x.values['uncancelled'].mean for x in training)
   assert tokens < 1e-5 and lengths > 1e-3
-  turns.show(found)
+  study.show(found)
   out = capsys.readouterr().out
   assert 'lengths - tokens 2-2: solved' in out and 'E18: a weight' in out
-  (done,) = json.loads(json.dumps(turns.to_json(found)))['claims'].values()
+  (done,) = json.loads(json.dumps(study.to_json(found)))['claims'].values()
   assert [one['name'] for one in done['claims']] == [*turns.CLAIMS]
   assert (tmp_path / 'claims' / 'turns-light.png').exists()
