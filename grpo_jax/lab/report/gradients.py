@@ -50,7 +50,9 @@ _RULE = (
 _BOUND = (
   'C(T) of that paper is 8/3 times the mean deviation of rewards within '
   'groups, if rewards are 0 or 1. Below 1, its bound on the gradients of GRPO '
-  'is better than its bound without the division by the deviation.'
+  'is better than its bound without the division by the deviation. The '
+  'deviation of a group as it was drawn is smaller than that of its prompt, by '
+  'a sixth in groups of 8 with a success rate of 0.2.'
 )
 _ONE_SEED = (
   'One seed gives no interval: what chance does to a training lasts, so the '

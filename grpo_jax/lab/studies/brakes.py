@@ -117,7 +117,7 @@ ARMS = (
 )  # fmt: skip
 
 
-# By the updates per rollout. The best rates lie inside of them.
+# By the updates per rollout: wider than grids at whose ends best rates lay.
 _RATES = {
   4: (1e-3, 5e-4, 2e-4, 1e-4),
   8: (5e-4, 2e-4, 1e-4, 5e-5),

@@ -164,8 +164,8 @@ def test_one_seed_describes_itself_and_gains_nothing_for_sure():
   found = phases.numbers(outcomes(1))
   verdicts, measured = verdicts_of(found), phases.measure(found)
   described = {
-    'orthogonal', 'mean_cosine', 'second', 'third', 'spread',
-    'orthogonal_falls', 'c_first', 'c_second',
+    'orthogonal', 'mean_cosine', 'spread', 'orthogonal_falls', 'c_first',
+    'c_second',
   }  # fmt: skip
   assert {k for k, x in verdicts.items() if x == HOLDS} == described
   assert 0 < measured['orthogonal'].half < 0.1
@@ -216,6 +216,20 @@ def test_a_seed_without_phases_is_named():
   assert found['second'].example.startswith('Smallest case: seed 2. No phases')
   assert found['gain_second'].example == 'Seeds without it: 2.'
   assert found['gain_second'].mean == pytest.approx(0.05, abs=3e-3)
+
+
+def test_the_one_of_several_seeds_that_has_a_phase_gets_no_interval():
+  """It is chosen by chance; a study of one seed describes its run."""
+  without = [
+    one for k in (0, 1) for one in outcomes_of(k, std=(0.06, 0.06, 0.06))
+  ]
+  found = phases.numbers([*without, *outcomes_of(2)])
+  verdicts, measured = verdicts_of(found), phases.measure(found)
+  for name in ('spread', 'orthogonal_falls'):
+    assert measured[name].mean > 0 and np.isnan(measured[name].half)
+    assert verdicts[name] == OPEN
+    assert measured[name].example == '1 of 3 seeds have it.'
+  assert verdicts['third'] == OPEN and measured['third'].count == 3
 
 
 def test_without_an_arm_nothing_is_said_of_gains():
