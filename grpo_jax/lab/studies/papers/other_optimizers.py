@@ -52,7 +52,7 @@ _RANGE = 0.2  # of the ratio, to both sides of 1
 _INSIDE = np.log1p([-_RANGE, _RANGE])
 _SEEDS, _MORE_SEEDS = 3, 8
 # Lower rates of the plain clip, beside which the others are: parts of the rate.
-LOWER = 0.4, 0.55, 0.7, 0.85
+LOWER = 0.3, 0.5, 0.7
 # Updates without a gradient after which tokens are scored.
 COASTED = 1, 2, 3, 4, 5, 8, 16, 32
 _LEFT = UPDATES - LIVE
