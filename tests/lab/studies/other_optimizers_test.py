@@ -59,7 +59,7 @@ def begun(name):
   )
   own = tools.pull(given.params, last.layout, last.pull)
   rate = study._matched(given, tools, run, 1e-3, gradients, own, last)
-  start = given.params, study._remember(given, run, rate, gradients)
+  start = study._remember(given, run, rate, gradients)
   return run, rate, start, last, own
 
 

@@ -318,7 +318,7 @@ def _run(full: bool = False) -> dict[str, Any]:
     for name, optimizer in OPTIMIZERS.items():
       run = steps[name]
       rate = _matched(given, tools, run, optimizer.rate, gradients, own, last)
-      start = given.params, _remember(given, run, rate, gradients)
+      start = _remember(given, run, rate, gradients)
       path = _follow(tools, run, rate, start, last, _clipped(tools, last))
       measured = _past_the_clip(tools, run, rate, path, last)
       found['optimizers'][name].append({'rate': float(rate), **measured})
@@ -413,7 +413,7 @@ def _steps(given: transformer.Rollouts, make) -> _Steps:
 
 
 def _remember(given, run: _Steps, rate, gradients):
-  """The state after some gradients, [N,D], at parameters that stay.
+  """The first vector, and the state after some gradients, [N,D], there.
 
   The `z` of schedule-free moves, and so does the average of all `z`, which lies
   where the parameters would be. Each update moves all of them back by as much
@@ -425,7 +425,7 @@ def _remember(given, run: _Steps, rate, gradients):
     if isinstance(state, optax.contrib.ScheduleFreeState):
       back = given.unflatten(given.params - moved)
       state = state._replace(z=jax.tree.map(jnp.add, state.z, back))
-  return state
+  return given.params, state
 
 
 def _matched(given, tools, run, rate, gradients, own, last) -> jax.Array:
@@ -435,8 +435,8 @@ def _matched(given, tools, run, rate, gradients, own, last) -> jax.Array:
   as the parameters do not move before.
   """
   rate = jnp.float32(rate)
-  state = _remember(given, run, rate, gradients)
-  update = run.step(rate, own, state, given.params)[2]
+  vector, state = _remember(given, run, rate, gradients)
+  update = run.step(rate, own, state, vector)[2]
   scale = 1.0
   for _ in range(2):
     ends = [
