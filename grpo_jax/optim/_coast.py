@@ -66,11 +66,11 @@ def coast(
   Decay that is added to the gradient (L2) before the moments is split in two:
   what a step adds is in `decayed`, what the moments remember of it in `moved`.
 
-  A copy of the parameters that gradients change, as `z` of
-  `optax.contrib.schedule_free`, is memory as far as it differs from the
+  `z` of `optax.contrib.schedule_free` is memory as far as it differs from the
   parameters: moving towards it is in `moved`, and so are decays that it took.
-  A copy that gradients do not change (of SAM, Mechanic, Madgrad, an anchor of
-  your own) is refused: what moves towards it is neither momentum nor decay.
+  Any other copy of the parameters that the update moves towards (of SAM,
+  Mechanic, Madgrad, an anchor of your own, also one that follows the
+  parameters) is refused: such a motion is neither momentum nor decay.
 
   Under `jax.jit`, XLA removes what is not read.
 

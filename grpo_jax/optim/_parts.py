@@ -31,6 +31,7 @@ from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 
 # A computation, with the parts of each value.
 
@@ -546,8 +547,8 @@ def update_parts(
     after: The state after the update, where the gradient is not known and
       `gradient` has other values.
     memory: The source that moments count as.
-    copies: Whether copies of the parameters that gradients change are told
-      apart too; see `_with_memory`.
+    copies: Whether `z` of `optax.contrib.schedule_free` is told apart too; see
+      `_with_memory`.
 
   Returns:
     A value for each leaf, with parts of `FRESH`, `DECAYED` and `memory`.
@@ -573,8 +574,7 @@ def update_parts(
   count = len(jax.tree.leaves(shapes[0]))
   values = [*given, *held, *own]
   if copies and any(STORED in (value.parts or {}) for value in held):
-    new = jax.eval_shape(lambda x: evaluate(jaxpr, x), values)[count:]
-    held = _with_memory(held, new, transformation, state, params, memory)
+    held = _with_memory(held, transformation, state, params, memory)
     values = [*given, *held, *own]
   pins = {}
   if guessed:
@@ -679,27 +679,23 @@ def _is_copy(value) -> bool:
   return value.parts is not None and value.linear
 
 
-def _with_memory(held, new, transformation, state, params, memory):
-  """A state's values, its copies of the parameters split into two parts.
+def _with_memory(held, transformation, state, params, memory):
+  """A state's values, those of schedule-free's `z` split into two parts.
 
-  A copy that gradients change (`z` of `optax.contrib.schedule_free`) differs
-  from the parameters by what earlier gradients did. As far as it does it counts
-  as memory, and otherwise as the parameters: moving on towards the copy is
-  motion, and what a copy adds to weight decay is decay. A copy that gradients
-  do not change is an anchor, of which that does not hold, and stays as it is.
+  `z` begins as the parameters and differs from them by what earlier gradients
+  did. As far as it does it counts as memory, and otherwise as the parameters:
+  moving on towards it is motion, and what it adds to weight decay is decay. Any
+  other copy stays as it is, also where gradients change it: a moving average of
+  the parameters, or a copy that is renewed now and then, is an anchor, and what
+  pulls towards that is no momentum.
 
   Args:
     held: The values of the state.
-    new: Those of the state after the update; only their sources are read.
     transformation: The optimizer.
     state: Its state.
     params: The parameters.
     memory: The source that memory counts as.
   """
-  changed = [
-    STORED in (value.parts or {}) and FRESH in (after.parts or {})
-    for value, after in zip(held, new, strict=True)
-  ]
   paths, first = _beginning(transformation, params)
   # What the copy would be if it were made now.
   copies = dict(zip(paths, first(), strict=True))
@@ -714,8 +710,22 @@ def _with_memory(held, new, transformation, state, params, memory):
     return dataclasses.replace(value, parts={DECAYED: of_params, memory: rest})
 
   return [
-    split(path, value) if new_too else value
-    for (path, _), value, new_too in zip(
-      _by_path(state), held, changed, strict=True
+    split(path, value) if is_z else value
+    for (path, _), value, is_z in zip(
+      _by_path(state), held, _are_z(state), strict=True
     )
   ]
+
+
+def _are_z(state) -> list[bool]:
+  """For each leaf of a state, whether it is of schedule-free's `z`."""
+  free = optax.contrib.ScheduleFreeState
+
+  def marked(part):
+    marks = jax.tree.map(lambda _: False, part)
+    if isinstance(part, free):
+      marks = marks._replace(z=jax.tree.map(lambda _: True, part.z))
+    return jax.tree.leaves(marks)
+
+  parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, free))
+  return [mark for part in parts for mark in marked(part)]

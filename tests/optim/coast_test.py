@@ -244,6 +244,18 @@ OPTIMIZERS = {
   'averaged': optax.contrib.schedule_free(
     optax.adamw(0.1, b1=0.0, weight_decay=0.1), 0.1
   ),
+  # Found where it is wrapped, too.
+  'averaged, injected': optax.inject_hyperparams(
+    optax.contrib.schedule_free_sgd
+  )(0.1, weight_decay=0.1),
+  'averaged, every second': optax.MultiSteps(
+    optax.chain(
+      optax.clip(1.0),
+      optax.contrib.schedule_free(optax.sgd(0.1), 0.1),
+      optax.add_decayed_weights(-0.01),
+    ),
+    2,
+  ),
   'chain': clip_and_decay,
   'schedule': optax.adamw(falling, weight_decay=0.1),
   'lion, schedule': optax.lion(falling, weight_decay=0.0),

@@ -1,5 +1,7 @@
 """An update's parts beside NumPy in float64, and what has none is refused."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -316,6 +318,33 @@ def anchored(by):
   return optax.chain(adam, pull, down)
 
 
+class Following(NamedTuple):
+  count: jax.Array
+  z: dict[str, jax.Array]  # as schedule-free's, by name
+
+
+def following(renewed):
+  """SGD, and a pull to an anchor that follows the parameters.
+
+  Args:
+    renewed: `(steps, anchor, parameters) -> anchor`, after every step.
+  """
+
+  def update(updates, state, params):
+    step = jax.tree.map(
+      lambda g, p, q: -RATE * g - 0.1 * (p - q), updates, params, state.z
+    )
+    count = state.count + 1
+    z = jax.tree.map(
+      lambda q, p, u: renewed(count, q, p + u), state.z, params, step
+    )
+    return step, Following(count, z)
+
+  return optax.GradientTransformation(
+    lambda params: Following(jnp.int32(0), params), update
+  )
+
+
 ascent = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
 
 
@@ -463,6 +492,14 @@ def test_coasting_in_front_of_adam_splits_decay_as_numpy_does():
     optax.contrib.cocob(),
     # In its state behind a condition.
     optax.MultiSteps(anchored(0.1), 2).gradient_transformation(),
+    following(lambda step, anchor, params: 0.999 * anchor + 0.001 * params),
+    following(
+      lambda step, anchor, params: jnp.where(step % 1000, anchor, params)
+    ),
+    # What a schedule-free optimizer is given to average is no `z`.
+    optax.contrib.schedule_free(
+      following(lambda step, anchor, params: 0.9 * anchor + 0.1 * params), RATE
+    ),
   ],
 )
 def test_coasting_towards_an_anchor_is_refused(made):

@@ -59,13 +59,17 @@ def begun(name):
   )
   own = tools.pull(given.params, last.layout, last.pull)
   rate = study._matched(given, tools, run, 1e-3, gradients, own, last)
-  return run, rate, study._remember(given, run, rate, gradients), last, own
+  start = study._remember(given, run, rate, gradients)
+  return run, rate, start, last, own
 
 
 @functools.cache
 def followed(name):
   run, rate, start, last, _ = begun(name)
   tools = apart()[1]
+  if name == 'lion':
+    # Memory of other rollouts would lead tokens back in, to gradients.
+    start = start[0], run.init(rate, start[0])
   slope = study._clipped(tools, last)
   return study._follow(tools, run, rate, start, last, slope)
 
@@ -91,15 +95,68 @@ def test_tokens_with_parameters_of_their_own_move_as_a_coast_predicts(name):
 
 
 def test_the_first_update_moves_tokens_as_far_as_any():
-  for name in ('momentum', 'lion'):
+  for name in ('momentum', 'lion', 'schedule_free_adam'):
     run, rate, (vector, state), last, own = begun(name)
-    given, tools = apart()
+    tools = apart()[1]
     update = run.step(rate, own, state, vector)[2]
     ends = [
-      tools.score(given.params + sign * update, last.layout) for sign in (1, -1)
+      tools.score(vector + sign * update, last.layout) for sign in (1, -1)
     ]
     change = (ends[0] - ends[1]) / 2
     assert np.abs(change).mean() == pytest.approx(study._TARGET, rel=1e-3)
+
+
+@pytest.mark.parametrize('name', ['adamw', 'lion', 'schedule_free_adam'])
+def test_all_optimizers_begin_at_the_policy_that_has_sampled(name):
+  _, _, (vector, state), last, _ = begun(name)
+  given, tools = apart()
+  np.testing.assert_array_equal(vector, given.params)
+  # To which the KL and the ratios are.
+  path = followed(name)
+  np.testing.assert_array_equal(
+    path.logp[0], tools.score(given.params, last.layout)
+  )
+  moments = state.base_optimizer_state if name[0] == 's' else state
+  assert any(np.any(x) for x in jax.tree.leaves(moments))
+
+
+def test_memories_of_schedule_free_lie_as_in_training():
+  """On gradients of the first parameters, which do not know where they are."""
+  given, tools = apart()
+  run, rate, (vector, state), *_ = begun('schedule_free_adam')
+  params, moved = given.params, run.init(rate, given.params)
+  for k in range(study.MEMORY):
+    one = study._rollout(given, tools, k)
+    gradient = tools.pull(given.params, one.layout, one.pull)
+    params, moved, _ = run.step(rate, gradient, moved, params)
+  assert np.abs(params - given.params).max() > 0.01
+  np.testing.assert_allclose(
+    state.z['all'] - vector, moved.z['all'] - params, atol=1e-5
+  )
+  assert np.abs(state.z['all'] - vector).max() > 0.01
+
+
+def test_steps_of_schedule_free_are_compared_with_the_way_to_z():
+  name = 'schedule_free_adam'
+  run, rate, _, last, _ = begun(name)
+  path = followed(name)
+  found = study._past_the_clip(apart()[1], run, rate, path, last)
+  vector, state = path.points[study.LIVE]
+  length = np.linalg.norm(np.asarray(state.z['all'] - vector))
+  way = length / path.lengths[study.LIVE - 1]
+  assert found['way'] == pytest.approx(float(way), rel=1e-5)
+  numbers = {
+    'optimizers': {
+      'adamw': [{'steps': study._laws()['adamw']}],
+      'momentum': [{'steps': study._laws()['momentum']}],
+      'schedule_free_sgd': [found],
+      'schedule_free_adam': [found],
+    }
+  }
+  assert study._errors(numbers)[name] < 1e-3
+  # Steps of the right form that lead elsewhere.
+  numbers['optimizers'][name] = [found | {'way': 2 * found['way']}]
+  assert study._errors(numbers)[name] == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_loss_without_rewards_leads_where_a_coast_does():
@@ -177,26 +234,46 @@ def test_a_token_is_clipped_where_it_is_pushed_to():
   assert study._is_clipped(d, last).tolist() == [[[1, 0, 0, 1, 0, 0]]]
 
 
-def test_a_gain_is_read_between_updates():
-  path = {'kl': [0.0, 0.1, 0.3], 'gain': [0.0, 1.0, 2.0]}
-  assert study._gain_at(0.2, path) == pytest.approx(1.5)
-  assert study._gain_at(0.5, path) == 2.0
+def test_a_gain_is_read_between_the_ends_of_paths():
+  paths = [
+    {'kl': [0.0, 9.0, 0.04], 'gain': [0.0, 9.0, 1.0]},
+    {'kl': [0.0, 9.0, 0.16], 'gain': [0.0, 9.0, 1.6]},
+  ]
+  assert study._gain_at(0.09, paths) == pytest.approx(1.3)
+  assert study._gain_at(0.01, paths) == pytest.approx(0.5)
+  assert np.isnan(study._gain_at(0.2, paths))
 
 
 def test_steps_of_schedule_free_add_up_to_its_way():
   law = study._laws()['schedule_free_sgd']
   live, n = study.MEMORY + study.LIVE, study.COASTED[-1]
-  whole = law[0] * (live + 1)  # the way, of which the first step is a part
-  assert law.sum() / whole == pytest.approx(n / (live + n))
+  assert law.sum() == pytest.approx(n / (live + n))
 
 
-def test_gains_are_compared_at_an_equal_kl():
+def test_gains_are_compared_with_a_lower_rate_at_an_equal_kl():
   plain = {'outside': [0.4], 'kl': [0.0, 0.1, 0.2], 'gain': [0.0, 1.0, 1.2]}
+  lower = {'outside': [0.2], 'kl': [0.0, 0.01, 0.05], 'gain': [0.0, 0.3, 0.8]}
   new = {'outside': [0.1], 'kl': [0.0, 0.05], 'gain': [0.0, 1.0]}
-  numbers = {'clips': {'lion': {'plain': [plain] * 2, 'narrowed': [new] * 2}}}
+  arms = {'plain': [plain], 'narrowed': [new], 'lower': [[lower]]}
+  numbers = {'clips': {'lion': {clip: 2 * arms[clip] for clip in arms}}}
   outside, gain = study._compared(numbers, 'narrowed')
   assert outside[0].mean == pytest.approx(0.25)
-  assert gain[0].mean == pytest.approx(2)
+  assert gain[0].mean == pytest.approx(1.25)
+  # Farther than any of them: nothing is known of all four.
+  new['kl'][-1] = 0.3
+  assert np.isnan(study._compared(numbers, 'narrowed')[1][0].mean)
+
+
+@pytest.mark.parametrize(
+  ('lengths', 'farthest'),
+  [((1.0, 1.3, 0.8), 1.3), ((1.0, 1.1, 0.7), 0.7), ((1.0, 1.0, 1.0), 1.0)],
+)
+def test_lengths_that_grow_are_not_constant_either(lengths, farthest):
+  numbers = {
+    'lion': [{'steps': [2.0, 2 * lengths[0]]}],
+    'muon': [{'steps': [1.0, x]} for x in lengths[1:]],
+  }
+  assert study._farthest_from_one(numbers) == pytest.approx(farthest)
 
 
 def test_ways_are_of_tokens_that_an_update_has_just_clipped():

@@ -57,7 +57,7 @@ NOT_TRUE = {
   ('interaction', 'two_prompts'): FAILS,
   ('interaction', 'm_own_data'): FAILS,
   ('interaction', 'm'): FAILS,
-  ('other_optimizers', 'further'): FAILS,
+  ('other_optimizers', 'further'): OPEN,
   ('other_optimizers', 'foretold_adamw'): OPEN,
   ('other_optimizers', 'foretold_momentum'): OPEN,
   ('other_optimizers', 'foretold_lion'): OPEN,

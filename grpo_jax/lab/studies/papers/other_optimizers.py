@@ -3,8 +3,8 @@
 Fontana et al. show that Adam's momentum carries a clipped token on, out of the
 clip range. Here ten optimizers train the transformer of
 `configs/arithmetic.py`, each at a rate with which one update moves tokens as
-far as one of any other does. After updates on fresh rollouts, which fill their
-memories, they take some on one rollout under PPO's clip. Asked is
+far as one of any other does. After gradients of fresh rollouts, which fill
+their memories, they take updates on one rollout under PPO's clip. Asked is
 
 - how far the tokens that are clipped then still move outward, by what
   `optim.coast` predicts and by what is measured;
@@ -14,7 +14,9 @@ memories, they take some on one rollout under PPO's clip. Asked is
   off the gradient of the tokens that `optim.coast` sees outside at the end.
 
 The policy stays while memories are filled: gradients are taken at its first
-parameters.
+parameters, and no update moves it. So all optimizers begin with one policy,
+which has sampled all rollouts. A seed is another set of rollouts of this policy
+and of random rewards, not another policy. Weight decay is 0.
 """
 
 from collections.abc import Callable
@@ -43,12 +45,14 @@ from grpo_jax.lab.studies.papers import transformer
 from grpo_jax.losses import contrib
 from grpo_jax.run.build import optimizer as optimizers
 
-MEMORY = 20  # updates on fresh rollouts, one on each
+MEMORY = 20  # gradients of fresh rollouts, one of each
 UPDATES, LIVE = 8, 3  # on the last rollout; those before the coast begins
 _TARGET = 0.06  # nats, mean |change of log p| by one update
 _RANGE = 0.2  # of the ratio, to both sides of 1
 _INSIDE = np.log1p([-_RANGE, _RANGE])
 _SEEDS, _MORE_SEEDS = 3, 8
+# Lower rates of the plain clip, beside which the others are: parts of the rate.
+LOWER = 0.3, 0.5, 0.7
 # Updates without a gradient after which tokens are scored.
 COASTED = 1, 2, 3, 4, 5, 8, 16, 32
 _LEFT = UPDATES - LIVE
@@ -156,15 +160,16 @@ CLAIMS = {
   ),
   'constant': Claim(
     f'Lion and Muon do not slow down: step {COASTED[-1]} without a gradient / '
-    'step 1, lengths, the smaller of the two.',
+    'step 1, lengths, the one farthest from 1.',
     'derived',
     0.9,
     1.1,
   ),
   'law_free': Claim(
-    'Schedule-free after T updates moves n / (T + n) of the way to what it '
-    'averages in n updates without a gradient (largest relative error of the '
-    f'length of {COASTED[-1]} steps, T = {MEMORY + LIVE}).',
+    'Schedule-free after T updates moves n / (T + n) of the way to `z`, what '
+    'it averages, in n updates without a gradient (length of a step / length '
+    f'of that way, largest relative error of {COASTED[-1]} steps, '
+    f'T = {MEMORY + LIVE}).',
     'derived',
     high=0.05,
   ),
@@ -214,9 +219,9 @@ for _clip, _text in (
       high=0.1,
     ),
     f'{_clip}_gains': Claim(
-      f'{_text} gains more than the plain clip where that has come as far '
-      'from the old policy (gain of the surrogate at the end / with the plain '
-      'clip at an equal KL, worst of the four).',
+      f'{_text} gains more than the plain clip at a lower rate, with which '
+      'that comes as far from the old policy (gain of the surrogate at the end '
+      '/ with the plain clip at an equal KL, worst of the four).',
       _ASKED,
       1.0,
     ),
@@ -294,8 +299,8 @@ def _run(full: bool = False) -> dict[str, Any]:
 
   Returns:
     By optimizer, then by seed: what `_past_the_clip` measures, and the `rate`;
-    `clips[optimizer][clip]`: what `_ends` reads from a path. `exact` and
-    `seeds` beside them.
+    `clips[optimizer][clip]`: what `_ends` reads from a path; under `lower`,
+    from one for each of `LOWER`. `exact` and `seeds` beside them.
   """
   seeds = _MORE_SEEDS if full else _SEEDS
   given = transformer.sample_rollouts(seeds * (MEMORY + 1))
@@ -331,9 +336,18 @@ def _run(full: bool = False) -> dict[str, Any]:
             functools.partial(_foreseen, tools, run, rate, last),
           ),
         }  # fmt: skip
-        clips = found['clips'].setdefault(name, {clip: [] for clip in CLIPS})
+        clips = found['clips'].setdefault(
+          name, {clip: [] for clip in (*CLIPS, 'lower')}
+        )
         for clip, one in arms.items():
           clips[clip].append(_ends(one, last))
+        slope = _clipped(tools, last)
+        clips['lower'].append(
+          [
+            _ends(_follow(tools, run, part * rate, start, last, slope), last)
+            for part in LOWER
+          ]
+        )
   return found
 
 
@@ -399,18 +413,26 @@ def _steps(given: transformer.Rollouts, make) -> _Steps:
 
 
 def _remember(given, run: _Steps, rate, gradients):
-  """The vector and the state after updates on some gradients, [N,D]."""
-  vector, state = given.params, run.init(rate, given.params)
+  """The first vector, and the state after some gradients, [N,D], there.
+
+  The `z` of schedule-free moves, and so does the average of all `z`, which lies
+  where the parameters would be. Each update moves all of them back by as much
+  as the parameters, so that they lie to each other as in training.
+  """
+  state = run.init(rate, given.params)
   for gradient in gradients:
-    vector, state, _ = run.step(rate, gradient, state, vector)
-  return vector, state
+    moved, state, _ = run.step(rate, gradient, state, given.params)
+    if isinstance(state, optax.contrib.ScheduleFreeState):
+      back = given.unflatten(given.params - moved)
+      state = state._replace(z=jax.tree.map(jnp.add, state.z, back))
+  return given.params, state
 
 
 def _matched(given, tools, run, rate, gradients, own, last) -> jax.Array:
   """The rate with which the first update on a rollout moves by `_TARGET`.
 
   Up to terms of third order in the update. Steps are proportional to the rate,
-  if the parameters hardly move.
+  as the parameters do not move before.
   """
   rate = jnp.float32(rate)
   vector, state = _remember(given, run, rate, gradients)
@@ -489,7 +511,8 @@ def _past_the_clip(tools, run, rate, path: _Path, last: _Rollout):
       updates without a gradient; `real`: after each of the updates that are
       left;
     - `steps`: the lengths of the steps of this coast, over that of the last one
-      with a gradient.
+      with a gradient; `way`: the length of the way to the `z` of schedule-free
+      where they begin, in the same unit, or None.
   """
   way = np.sign(last.pull)
   outside = np.array([_is_clipped(x - path.logp[0], last) for x in path.logp])
@@ -508,7 +531,10 @@ def _past_the_clip(tools, run, rate, path: _Path, last: _Rollout):
   outward = lambda new, old: float((way * (new - old))[just].mean())
   live = outward(path.logp[LIVE], path.logp[LIVE - 1])
   vector, state = path.points[LIVE]
-  coast, steps = [], []
+  coast, steps, to_z = [], [], None
+  if isinstance(state, optax.contrib.ScheduleFreeState):
+    z = jax.flatten_util.ravel_pytree(state.z)[0]
+    to_z = float(jnp.linalg.norm(z - vector)) / path.lengths[LIVE - 1]
   for n in range(1, COASTED[-1] + 1):
     vector, state, length = run.coast(rate, state, vector)
     steps.append(float(length) / path.lengths[LIVE - 1])
@@ -523,6 +549,7 @@ def _past_the_clip(tools, run, rate, path: _Path, last: _Rollout):
     'coast': coast,
     'real': [outward(x, path.logp[LIVE]) / live for x in path.logp[LIVE + 1 :]],
     'steps': steps,
+    'way': to_z,
   }
 
 
@@ -565,10 +592,10 @@ def _over_seeds(numbers, name: str, read: Callable[..., float]) -> Measured:
 def _laws() -> dict[str, np.ndarray]:
   """Lengths of steps without a gradient over the last one with a gradient.
 
-  That of schedule-free is over the first one without a gradient.
+  Those of schedule-free are over the way to its `z`.
   """
   n, live = np.arange(1, COASTED[-1] + 1), MEMORY + LIVE
-  free = live * (live + 1) / ((live + n - 1) * (live + n))
+  free = live / ((live + n - 1) * (live + n))
   return {
     'adamw': optim.coasting_ratio(n, *_BETAS, live),
     'momentum': 0.9**n,
@@ -583,15 +610,24 @@ def _errors(numbers) -> dict[str, float]:
   for name, law in _laws().items():
     steps = np.array([one['steps'] for one in numbers['optimizers'][name]])
     if name.startswith('schedule_free'):
-      steps = steps / steps[:, :1]
+      ways = [one['way'] for one in numbers['optimizers'][name]]
+      steps = steps / np.array(ways)[:, None]
     found[name] = float(np.abs(steps / law - 1).max())
   return found
 
 
+def _farthest_from_one(by_name) -> float:
+  """The last step of a coast over its first one, of Lion and Muon."""
+  kept = [
+    one['steps'][-1] / one['steps'][0]
+    for name in ('lion', 'muon')
+    for one in by_name[name]
+  ]
+  return max(kept, key=lambda one: abs(one - 1))
+
+
 def _measure(numbers) -> dict[str, Measured]:
   by_name, errors = numbers['optimizers'], _errors(numbers)
-  kept = [one['steps'][-1] / one['steps'][0] for x in ('lion', 'muon')
-          for one in by_name[x]]  # fmt: skip
   last = lambda name: np.array([one['coast'][-1] for one in by_name[name]])
   further = [
     claims.over_seeds((last(name) / last('adamw')).tolist())
@@ -604,7 +640,7 @@ def _measure(numbers) -> dict[str, Measured]:
     ),
     'law_adamw': Measured(errors['adamw']),
     'law_momentum': Measured(errors['momentum']),
-    'constant': Measured(min(kept)),
+    'constant': Measured(_farthest_from_one(by_name)),
     'law_free': Measured(
       max(errors['schedule_free_sgd'], errors['schedule_free_adam'])
     ),
@@ -623,7 +659,11 @@ def _measure(numbers) -> dict[str, Measured]:
     found |= {
       f'{clip}_fewer': claims.furthest(ratio),
       f'{clip}_keeps': claims.furthest(ratio),
-      f'{clip}_gains': claims.furthest(gain, -1),
+      f'{clip}_gains': (
+        claims.UNKNOWN
+        if any(np.isnan(one.mean) for one in gain)
+        else claims.furthest(gain, -1)
+      ),
     }
   return found
 
@@ -633,7 +673,7 @@ def _compared(numbers, clip: str) -> tuple[list[Measured], list[Measured]]:
 
   Returns:
     The share of tokens outside at the end, over that with the plain clip; and
-    the gain, over that with the plain clip where its KL was as large.
+    the gain, over that with the plain clip at a rate where its KL is as large.
   """
   outside, gain = [], []
   for arms in numbers['clips'].values():
@@ -645,15 +685,31 @@ def _compared(numbers, clip: str) -> tuple[list[Measured], list[Measured]]:
     )
     gain.append(
       claims.over_seeds(
-        [new['gain'][-1] / _gain_at(new['kl'][-1], old) for new, old in pairs]
+        [
+          new['gain'][-1] / _gain_at(new['kl'][-1], [*lower, old])
+          for lower, (new, old) in zip(arms['lower'], pairs, strict=True)
+        ]
       )
     )
   return outside, gain
 
 
-def _gain_at(kl: float, path: dict[str, Sequence[float]]) -> float:
-  """The gain on a path where its KL was this, between its updates."""
-  return float(np.interp(kl, np.maximum.accumulate(path['kl']), path['gain']))
+def _gain_at(kl: float, paths: Sequence[dict[str, Any]]) -> float:
+  """The gain at the end of a path that ends at this KL, between some paths.
+
+  Both begin at 0. A gain is about proportional to the root of the KL.
+
+  Args:
+    kl: Nats.
+    paths: By their rates, upward.
+
+  Returns:
+    NaN above the largest KL of these paths.
+  """
+  kls = [0.0, *np.maximum.accumulate([one['kl'][-1] for one in paths])]
+  gains = [0.0, *(one['gain'][-1] for one in paths)]
+  found = np.interp(np.sqrt(kl), np.sqrt(kls), gains, right=np.nan)
+  return float(found)
 
 
 def _draw(numbers, found, figure, colors) -> str:
