@@ -196,6 +196,8 @@ def test_runs_that_are_done_are_not_done_again(tmp_path, monkeypatch):
 def test_a_study_trains_each_kind_of_optimizer(tmp_path, monkeypatch):
   plan = normalization.Plan(
     'small',
+    'E0',
+    'a small one',
     {
       'SGD': Optimizer(False, (0.0, 0.0), (0.0, 0.1)),
       'Adam': Optimizer(True, (0.0, 1e-8), (1e-3, 0.1)),
