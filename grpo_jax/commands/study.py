@@ -24,7 +24,7 @@ def _experiment(arguments: Arguments) -> None:
   if arguments.json:
     printing.show_json(_claims(found))
   else:
-    pages.show(found, out)
+    pages.show_told(found, out)
 
 
 def _train(arguments: Arguments) -> None:

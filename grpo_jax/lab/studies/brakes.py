@@ -448,7 +448,7 @@ GENERAL = {
     'Without a brake, momentum moves clipped tokens outward (the carried part '
     'of an update, nats; the arm of which this is least sure).',
     f'{FONTANA}, prop. 3',
-    low=0.0,
+    low=claims.ABOVE_0,
   ),
   'fresh': Claim(
     'The fresh gradient has little part in it (size of its part / that of the '
@@ -498,14 +498,14 @@ def experiment(name: str, arms: Sequence[Arm] = ()) -> Experiment:
       f'{brake}, {updates} updates per rollout: with each at its best rate, '
       'the brake raises the mean reward (with it - without).',
       'asked by this project',
-      low=0.0,
+      low=claims.ABOVE_0,
     )
     asked[f'{brake}_{updates}_kl'] = Claim(
       f'{brake}, {updates} updates per rollout: at its best rate the brake '
       'raises the mean reward over that of the arm without one whose KL per '
       'rollout is nearest (with it - without).',
       'asked by this project',
-      low=0.0,
+      low=claims.ABOVE_0,
     )
   return Experiment(*_TITLES[name], asked, lambda full: {}, measure, draw)
 

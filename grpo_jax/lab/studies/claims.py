@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
+import sys
 from typing import Any
 from typing import NamedTuple
 
@@ -25,6 +26,13 @@ FONTANA = 'arXiv:2601.05002'
 """Fontana et al., On the Hidden Objective Biases of Group-based RL, 2026."""
 GE = 'arXiv:2601.23135'
 """Ge et al., Why GRPO Needs Normalization, 2026."""
+
+ABOVE_0, BELOW_0 = sys.float_info.min, -sys.float_info.min
+"""Ends of ranges that leave out 0 itself: for claims of more, and of less.
+
+With two arms that are equal such a claim does not hold. These are the smallest
+numbers that no processor takes for 0.
+"""
 
 Numbers = Mapping[str, Any]
 """What an experiment measured: numbers, and nested dicts and lists of them."""
@@ -127,16 +135,19 @@ def values_needed(claim: Claim, measured: Measured) -> int | None:
 
   Returns:
     A number above `measured.count`. None where the claim is decided, where
-    there is no interval, or where the mean lies at the end of the range.
+    there is no interval, or where the mean lies at the end of the range, to
+    within a millionth of the deviation.
 
   >>> values_needed(Claim('', '', low=0.0), Measured(0.28, 0.94, 3))
   10
   """
   if verdict(claim, measured) != OPEN or measured.count < 2:
     return None
+  if not (math.isfinite(measured.mean) and math.isfinite(measured.half)):
+    return None
   deviation = measured.half / curves.half_width(1.0, measured.count)
   distance = min(abs(measured.mean - end) for end in (claim.low, claim.high))
-  if not distance or math.isnan(distance):
+  if distance <= 1e-6 * deviation:
     return None
   # Normal values would need so many; Student's t needs a few more.
   number = max(measured.count, math.ceil((1.96 * deviation / distance) ** 2))
@@ -191,7 +202,8 @@ def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:
     sign: -1 for the one that reaches furthest down.
 
   Returns:
-    One of them, or `UNKNOWN`.
+    One of them, or `UNKNOWN`. Of one among several the count is 0: with more
+    values another may reach further, so its count foretells no verdict.
 
   >>> furthest([Measured(1.0, 0.1), Measured(0.9, 0.5)]).mean
   0.9
@@ -201,7 +213,9 @@ def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:
     return sign * one.mean + (0.0 if math.isnan(one.half) else one.half)
 
   known = [one for one in found if not math.isnan(one.mean)]
-  return max(known, key=reach, default=UNKNOWN)
+  if len(known) < 2:
+    return known[0] if known else UNKNOWN
+  return max(known, key=reach)._replace(count=0)
 
 
 def expected(claim: Claim) -> str:
@@ -209,8 +223,14 @@ def expected(claim: Claim) -> str:
 
   >>> expected(Claim('', '', 0.655, 0.665)), expected(Claim('', '', high=1e-12))
   ('0.66 ± 0.005', '≤ 1e-12')
+  >>> expected(Claim('', '', low=ABOVE_0)), expected(Claim('', '', low=0.0))
+  ('> 0', '≥ 0')
   """
   low, high = claim.low, claim.high
+  if low == ABOVE_0 and math.isinf(high):
+    return '> 0'
+  if high == BELOW_0 and math.isinf(low):
+    return '< 0'
   if math.isinf(low) or math.isinf(high):
     return f'≤ {high:.4g}' if math.isinf(low) else f'≥ {low:.4g}'
   if low == high:

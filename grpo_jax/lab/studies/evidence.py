@@ -21,14 +21,15 @@ _MOST_ROWS = 80  # of a table
 
 
 def parts(numbers: Numbers) -> list[report.Part]:
-  """Folded tables of what an experiment measured, and where the rest is.
+  """Tables of what an experiment measured, and where the rest is.
 
   Args:
     numbers: What its `run` returned, or a copy from JSON.
 
   Returns:
     A table of what has at most 12 numbers, one of what has more, and a link to
-    `claims.json`. A table without rows is left out.
+    `claims.json`. A table without rows is left out. The first is open, so that
+    a reader who comes for the numbers sees some; what follows is folded.
   """
   few, many = [], []
   for name, value in _leaves('', numbers):
@@ -49,7 +50,7 @@ def parts(numbers: Numbers) -> list[report.Part]:
     if rows:
       left = len(rows) - _MOST_ROWS
       title += f' (the first {_MOST_ROWS} lines)' if left > 0 else ''
-      found.append(report.Table(title, head, rows[:_MOST_ROWS], folded=True))
+      found.append(report.Table(title, head, rows[:_MOST_ROWS], bool(found)))
   return [*found, report.Link(f'All numbers: {FILE}', FILE)]
 
 

@@ -244,7 +244,7 @@ def experiment(plan: Plan) -> Experiment:
       f'{name}, on a language model: with each way at its best rate, dividing '
       f'by the deviation lowers the failures ({_LOG2}).',
       f'asked by {GE}',
-      low=0.0,
+      low=claims.ABOVE_0,
     )
     for name in plan.optimizers
   }

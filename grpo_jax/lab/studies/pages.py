@@ -125,7 +125,7 @@ holds, fails: the whole 95 % interval of what was measured lies inside, or
 outside, of what the claim expects. Exact numbers have no interval."""
 
 
-_CLAIMS = 'claims.html'
+_CLAIMS, _INDEX = 'claims.html', 'index.html'
 _MODES = 'light', 'dark'
 _MARKS = {claims.HOLDS: 'good', claims.FAILS: 'bad', claims.OPEN: 'open'}
 
@@ -141,6 +141,12 @@ _HOW = (
   'Each chapter says what a paper claims and what was found. Below stand the '
   'experiments, each as a figure with the verdicts on its claims. A claim '
   f'leads to the numbers that decided it. {_VERDICTS}'
+)
+
+
+_WHOSE = (
+  "The sentences tell of this project's own runs; the verdicts are of the runs "
+  'on this page.'
 )
 
 
@@ -196,7 +202,7 @@ class Judged(NamedTuple):
 
 def show_judged(judged: Judged) -> None:
   """Prints verdicts, for a person."""
-  show(judged.results, judged.folder)
+  show(judged.results, judged.folder / _CLAIMS)
 
 
 def judged_to_json(judged: Judged) -> dict[str, Any]:
@@ -204,19 +210,24 @@ def judged_to_json(judged: Judged) -> dict[str, Any]:
   return to_json(judged.results)
 
 
-def show(results: Mapping[str, Result], out: str | pathlib.Path) -> None:
+def show_told(results: Mapping[str, Result], folder: pathlib.Path) -> None:
+  """Prints verdicts, of which `write` has told the story in that folder."""
+  show(results, folder / _INDEX)
+
+
+def show(results: Mapping[str, Result], page: pathlib.Path) -> None:
   """Prints a table of claims for each experiment.
 
   Args:
     results: What `run` returned.
-    out: Where the files are.
+    page: The page to begin with.
   """
   shown = {}
   for done in results.values():
     title = f'{done.heading} ({done.seconds:.1f} s)'
     shown[title] = [cells(row) for row in done.rows]
   found = [f'{number} {kind}' for kind, number in counts(results).items()]
-  files = f'{pathlib.Path(out) / "claims.html"}: {", ".join(found)}.'
+  files = f'{page}: {", ".join(found)}.'
   show_tables(shown, f'{_NOTES}\n{files}')
 
 
@@ -249,9 +260,9 @@ def write(
   shown = {
     name: _shown(done, drawn[name], folder) for name, done in results.items()
   }
-  report.write(folder / _CLAIMS, _page(results, shown))
+  report.write(folder / _CLAIMS, _page(results, shown, with_story))
   if with_story:
-    report.write(folder / 'index.html', _index(results, shown))
+    report.write(folder / _INDEX, _index(results, shown))
 
 
 def to_json(
@@ -341,7 +352,9 @@ def _shown(
 
 
 def _page(
-  results: Mapping[str, Result], shown: Mapping[str, _Shown]
+  results: Mapping[str, Result],
+  shown: Mapping[str, _Shown],
+  with_story: bool = False,
 ) -> report.Page:
   """The claims table; then of each experiment the figure and the numbers."""
   rows = []
@@ -352,7 +365,10 @@ def _page(
       line = line | {'claim': claim}
       rows.append((done.experiment.label, *line.values()))
   table = report.Table('All claims', ('', *COLUMNS), rows)
-  sections = [report.Section('Verdicts', [_counted(results), table])]
+  first: list[report.Part] = [_counted(results), table]
+  if with_story:
+    first.insert(0, report.Link('The story of the papers, in chapters', _INDEX))
+  sections = [report.Section('Verdicts', first)]
   for name, done in results.items():
     parts = [*shown[name].figure, *shown[name].more, _measured(name, done)]
     parts += evidence.parts(done.numbers)
@@ -384,8 +400,8 @@ def _measured(name: str, done: Result) -> report.Table:
     return f'{value:.{number}g}' if math.isfinite(value) else '-'
 
   head = (
-    'claim', 'verdict', 'mean', 'half of the 95 % interval', 'expected',
-    'what it says', 'example',
+    'claim', 'verdict', 'mean', 'half of the 95 % interval', 'values',
+    'to decide', 'expected', 'what it says', 'example',
   )  # fmt: skip
   rows = [
     (
@@ -393,11 +409,14 @@ def _measured(name: str, done: Result) -> report.Table:
       row.verdict,
       digits(row.measured.mean, 6),
       digits(row.measured.half, 2),
+      str(row.measured.count or '-'),
+      f'n ≥ {needed}' if needed else '-',
       claims.expected(row.claim),
       row.claim.text,
       row.measured.example,
     )
     for row in done.rows
+    for needed in [claims.values_needed(row.claim, row.measured)]
   ]
   if not any(row.measured.example for row in done.rows):
     head, rows = head[:-1], [row[:-1] for row in rows]
@@ -423,6 +442,7 @@ def _index(
   ]  # fmt: skip
   first = [
     report.Text(_HOW),
+    report.Text(_WHOSE),
     _counted(results),
     *papers,
     report.Link('All claims in one table, and what letters mean', _CLAIMS),
@@ -450,6 +470,7 @@ def _chapter(
   parts: list[report.Part] = []
   missing: list[tuple[str, str]] = []
   here: dict[str, Result] = {}
+  has_runs = any(_study(name) in STUDIES for name in results)
   for study in chapter.names:
     some = {k: results[k] for k in sorted(results) if _study(k) == study}
     for name, done in some.items():
@@ -459,7 +480,7 @@ def _chapter(
       ]
     if len(some) > 1:
       parts.append(_compared(some))
-    missing += _missing(study, list(some.values()))
+    missing += _missing(study, list(some.values()), has_runs)
     here |= some
   if missing:
     parts += [
@@ -467,8 +488,10 @@ def _chapter(
       report.Text(_NOT_RUN, 'note'),
     ]
   found = ', '.join(f'{kind} {n}' for kind, n in counts(here).items())
-  first = [report.Text(one) for one in (chapter.says, chapter.found) if one]
+  first = [report.Text(chapter.says)]
   if here:
+    # Without a figure nothing on the page could bear out what was found.
+    first += [report.Text(chapter.found)] if chapter.found else []
     first.append(
       report.Text(f'Claims of this chapter, by verdict: {found}.', 'note')
     )
@@ -506,10 +529,14 @@ def _compared(some: Mapping[str, Result]) -> report.Table:
   return report.Table('The same claims side by side', ('', *settings), rows)
 
 
-def _missing(study: str, done: Sequence[Result]) -> list[tuple[str, str]]:
+def _missing(
+  study: str, done: Sequence[Result], has_runs: bool
+) -> list[tuple[str, str]]:
   """What of a study was not run, and the commands that run it."""
   if study in EXPERIMENTS:
-    return [] if done else [(study, 'grpo-jax study all --out=FOLDER')]
+    # Without them the page would lose the runs that it has.
+    again = ' (with the same --run)' if has_runs else ''
+    return [] if done else [(study, f'grpo-jax study all --out=FOLDER{again}')]
   settings = {one.setting for one in done}
   if study not in STUDIES or '' in settings:
     return []
@@ -530,23 +557,36 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
       line = cells(row) | {
         'verdict': f'**{row.verdict}**', 'source': linked(row.claim.source)
       }  # fmt: skip
-      texts = [cell.replace('|', '&#124;') for cell in line.values()]
-      lines.append(f'| {done.experiment.label} | ' + ' | '.join(texts) + ' |')
+      texts = [_in_markdown(cell) for cell in line.values()]
+      label = _in_markdown(done.experiment.label)
+      lines.append(f'| {label} | ' + ' | '.join(texts) + ' |')
   for name, done in results.items():
     shown = drawn[name]
+    title = _in_markdown(shown['title'])
     lines += [
       '',
-      f'## {done.heading}',
+      f'## {_in_markdown(done.heading)}',
       '',
-      f'{shown["title"]} ({done.seconds:.1f} s)',
+      f'{title} ({done.seconds:.1f} s)',
       '',
       '<picture>',
       f'<source media="(prefers-color-scheme: dark)" srcset="{shown["dark"]}">',
-      f'<img alt="{shown["title"]}" src="{shown["light"]}" width="720">',
+      f'<img alt="{title}" src="{shown["light"]}" width="720">',
       '</picture>',
     ]
   lines += ['', '## Symbols', '', *symbols_markdown()]
   return '\n'.join(lines) + '\n'
+
+
+def _in_markdown(text: str) -> str:
+  """A text that may come from a file, in a cell of a table or an attribute.
+
+  >>> _in_markdown('|x| < 1 &amp;' + chr(10) + '"')
+  '&#124;x&#124; &lt; 1 &amp;amp; &quot;'
+  """
+  shown = text.replace('&', '&amp;').replace('<', '&lt;')
+  shown = shown.replace('"', '&quot;').replace('|', '&#124;')
+  return ' '.join(shown.split())
 
 
 def symbols_markdown() -> list[str]:

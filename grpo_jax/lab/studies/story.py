@@ -34,13 +34,14 @@ TRAININGS = {
   'brakes_updates': (
     Training(
       'grpo-jax study brakes_updates --config=configs/arithmetic.py '
-      '--workdir=runs/brakes_updates'
+      '--workdir=runs/brakes_updates --seeds=3 --steps=15'
     ),
   ),
   'brakes_smollm2': (
     Training(
       'grpo-jax study brakes_smollm2 --config=configs/smollm2.py '
-      '--workdir=runs/brakes_smollm2'
+      '--config.sampler.prompts=8 --workdir=runs/brakes_smollm2 --seeds=3 '
+      '--steps=6'
     ),
   ),
   'normalization': (
@@ -102,7 +103,8 @@ class Chapter(NamedTuple):
   Attributes:
     title: What it is about.
     says: What a paper says, in a few sentences.
-    found: What was found. Verdicts stand below it, so it has few numbers.
+    found: What was found in this project's own runs, whatever a page has.
+      Verdicts stand below it, so it has few numbers.
     names: Of experiments and studies, in the order in which they are shown. A
       name that no experiment has yet keeps its place.
   """
@@ -156,10 +158,12 @@ CHAPTERS = (
     'the policy only later.',
     'The law by which these steps decay is exact, and they add up to about ten '
     'times the last one before the clip; SGD and RMSProp stop at once. On '
-    'language models momentum moves clipped tokens on as well. Brakes take '
-    'most of that away, and no gain in reward is shown. Tokens of older '
-    'policies are clipped more often to begin with; what momentum does to '
-    'these is measured in single turns and in episodes.',
+    'language models momentum moves clipped tokens on as well. Projection '
+    'takes nearly all of it away, rollback two thirds, the other brakes '
+    'little, and no gain in reward is shown. Tokens of older policies are '
+    'clipped more often to begin with. What momentum does past the clip rises '
+    'with the age of the policy where nothing corrects for it, and falls with '
+    'a ratio to the policy that drew, in single turns and in episodes.',
     (
       'coasting_ratio',
       'coasting_distance',
@@ -183,7 +187,12 @@ CHAPTERS = (
     'as it is printed, for a sum, and right as it is proved, for the least '
     'term. C(T) can be above 1, where GRPO is faster all the same. Gradients '
     'of different prompts disagree more than the paper assumes, in its own '
-    'data too.',
+    'data too. In small groups dividing weighs rare success less than the '
+    'paper says: by the mean deviation of a group. The Fisher information '
+    'follows the variance of the reward if it is weighted with the reward, and '
+    "the paper's proxy for it, which knows no reward, follows it weakly. "
+    'Whether the division gains in the phases of a training in which it should '
+    'is not decided yet.',
     (
       'normalized_rate',
       'curvature',
@@ -197,12 +206,13 @@ CHAPTERS = (
   ),
   Chapter(
     'Does the division matter under Adam?',
-    'Neither paper asks this. By the first, Adam cancels a factor that all '
+    'Neither paper tests this. By the first, Adam cancels a factor that all '
     'prompts share, so only how prompts are weighed beside each other is left '
     'of the division.',
-    'On small policies the division then changes little, while it helps SGD; '
-    'with a large epsilon it helps Adam too. On a transformer it changes '
-    'failures by less than a tenth either way.',
+    'On small policies the division then changes little; with a large epsilon '
+    'it helps Adam. At low rates it helps SGD; at best rates no gain is shown. '
+    'On a small transformer under Adam it changes failures by less than a '
+    'tenth either way; on SmolLM2 it stays open.',
     ('normalized_optimizer', 'normalization', 'normalization_smollm2'),
   ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import evidence
 from grpo_jax.lab.studies import figures
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import story
@@ -91,12 +92,23 @@ def _result(
     numbers, seconds = saved['numbers'], float(saved['seconds'])
     made = claims.asked(made, numbers)
     rows = claims.check(made, numbers)
-    # Now, and not when all else has been measured.
-    figures.drawn(made, numbers, figures.LIGHT)
+    result = pages.Result(made, numbers, rows, seconds, setting)
+    _try(name, result)
   except Exception as error:  # wrong numbers may raise anything
     why = f'{type(error).__name__}: {error}'
     raise _damaged(file, f'{name}, {why:.80}') from error
-  return pages.Result(made, numbers, rows, seconds, setting)
+  return result
+
+
+def _try(name: str, result: pages.Result) -> None:
+  """Raises what writing would, now and not when all else has been measured.
+
+  What is nested so deeply that Python cannot follow is refused too, here a call
+  or two earlier than in `pages.write`.
+  """
+  json.dumps(pages.to_json({name: result}), indent=1, allow_nan=False)
+  evidence.parts(result.numbers)
+  figures.make_charts(result.experiment, result.numbers)
 
 
 def _setting(workdir: pathlib.Path) -> str:

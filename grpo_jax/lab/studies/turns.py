@@ -203,9 +203,13 @@ def of_fixed(outcomes: Iterable[Outcome]) -> list[Row]:
 
     - `tokens` and `lengths`: the mean sum of a group's pulls, over the mean sum
       of their sizes; 0 if they cancel;
-    - `cosine`: of the two expected gradients in the logits of the first token;
-    - `halves`: the same between the two halves of the rollouts, both with the
-      weight `tokens`: what chance alone leaves of 1; NaN for one rollout.
+    - `cosine`: of the two mean gradients in the logits of the first token, on
+      the same rollouts, so that chance turns both alike;
+    - `halves`: with the weight `tokens`, between the two halves of the
+      rollouts: what chance alone leaves of 1; NaN for one rollout;
+    - `halves_lengths`: the same with the weight `lengths`;
+    - `across`: one weight in one half, the other in the other half, mean of
+      both ways. It has the chance of both halves, and what the weights do.
   """
   runs = [one.numbers for one in outcomes if one.arm.label == 'fixed']
   if not runs:
@@ -228,15 +232,36 @@ def _biases(run: dict[str, list[Any]], credit: str) -> dict[str, float]:
   def gradient(weight: str, part: slice = slice(None)) -> np.ndarray:
     return _gradient(run, f'{credit}_{weight}_by_id', part)
 
-  half = len(run['count']) // 2
-  halves = (gradient('tokens', x) for x in (slice(half), slice(half, None)))
-  return {
-    weight: float(np.mean(run[f'{credit}_{weight}_shift']))
+  found = {
+    weight: float(_known_mean(run[f'{credit}_{weight}_shift']))
     for weight in WEIGHTS
-  } | {
-    'cosine': _cosine(gradient('tokens'), gradient('lengths')),
-    'halves': _cosine(*halves) if half else math.nan,
   }
+  found['cosine'] = _cosine(gradient('tokens'), gradient('lengths'))
+  half = len(run['count']) // 2
+  if not half:
+    return found | dict.fromkeys(_OF_HALVES, math.nan)
+  one, other = (
+    {weight: gradient(weight, part) for weight in WEIGHTS}
+    for part in (slice(half), slice(half, None))
+  )
+  across = [
+    _cosine(one['tokens'], other['lengths']),
+    _cosine(one['lengths'], other['tokens']),
+  ]
+  of_halves = (
+    _cosine(one['tokens'], other['tokens']),
+    _cosine(one['lengths'], other['lengths']),
+    float(np.mean(across)),
+  )
+  return found | dict(zip(_OF_HALVES, of_halves, strict=True))
+
+
+def _known_mean(values: Any, axis: int | None = None) -> np.ndarray:
+  """The mean without NaN, for which a file has None; NaN of nothing."""
+  values = np.array(values, float)
+  known = ~np.isnan(values)
+  with np.errstate(invalid='ignore'):
+    return np.where(known, values, 0.0).sum(axis) / known.sum(axis)
 
 
 def _gradient(run: dict[str, list[Any]], name: str, part: slice) -> np.ndarray:
@@ -245,8 +270,10 @@ def _gradient(run: dict[str, list[Any]], name: str, part: slice) -> np.ndarray:
   That is the sum of c (1[id] - probability of the id) over first turns.
   """
   width = max(map(len, run['count']))
+  # A rollout without pulls has NaN, or None of a file, and adds nothing.
+  known = lambda x: np.nan_to_num(np.asarray(x, float))
   total = lambda rows: np.sum(
-    [np.pad(np.asarray(x, float), (0, width - len(x))) for x in rows], axis=0
+    [np.pad(known(x), (0, width - len(x))) for x in rows], axis=0
   )
   pull, chance = total(run[name][part]), total(run['count'])
   return pull - pull.sum() * chance / chance.sum()
@@ -292,9 +319,12 @@ def of_training(outcomes: Sequence[Outcome], parts: int = 4) -> list[Row]:
 
 
 def _means(run: dict[str, list[Any]], cut: np.ndarray) -> dict[str, float]:
-  return {name: float(np.asarray(x)[cut].mean()) for name, x in run.items()}
+  return {
+    name: float(_known_mean(np.asarray(x)[cut])) for name, x in run.items()
+  }
 
 
+_OF_HALVES = 'halves', 'halves_lengths', 'across'
 _CASES = {'turn': 'by turn', 'episode': 'of the episode'}
 _LEAST = 1e-5  # of float32; the sizes add up to 1
 _SAME = 0.01  # of a reward; the best first guess is worth .5
@@ -315,21 +345,22 @@ CLAIMS = {
     'Credit by turn, weight 1 / length: the pulls do not add up to 0; first '
     'turns are pulled up, whatever they are (sum / sum of sizes).',
     f'derived from {FONTANA}, prop. 1, case 2',
-    low=0.0,
+    low=claims.ABOVE_0,
   ),
   'length_episode': Claim(
     'Credit of the episode, weight 1 / length: the pulls do not add up to 0; '
     'first turns are pulled down (sum / sum of sizes).',
     f'derived from {FONTANA}, prop. 1, case 2',
-    high=0.0,
+    high=claims.BELOW_0,
   ),
   **{
     f'direction_{credit}': Claim(
       f'Credit {case}: 1 / length turns the gradient in the logits of the '
       'first guess further than chance does (cosine between the halves of the '
-      'rollouts, less that between the weights).',
+      'rollouts, geometric mean of both weights, less that of one weight in '
+      'one half and the other in the other).',
       'derived',
-      low=0.0,
+      low=claims.ABOVE_0,
     )
     for credit, case in _CASES.items()
   },
@@ -346,8 +377,8 @@ CLAIMS = {
     low=0.01,
   ),
   'first_guess': Claim(
-    'The first guess is learned as fast with either weight (its mean reward in '
-    'a training, 1 / length minus one weight).',
+    'The mean reward of the first guess over a whole training differs by less '
+    f'than {_SAME} between the weights (1 / length minus one weight).',
     'asked by this project',
     -_SAME,
     _SAME,
@@ -356,7 +387,7 @@ CLAIMS = {
     'A training with 1 / length solves fewer episodes (share of them, 1 / '
     'length minus one weight).',
     'asked by this project',
-    high=0.0,
+    high=claims.BELOW_0,
   ),
 }
 
@@ -380,16 +411,15 @@ def numbers(outcomes: Sequence[Outcome]) -> dict[str, Any]:
           columns.setdefault(name, {})[seed] = value
       continue
     for name, values in one.numbers.items():
-      row = np.array(values, float)  # a file has None in the place of NaN
       training.setdefault(name, {}).setdefault(arm, {})[seed] = float(
-        row.mean()
+        _known_mean(values)
       )
-      by_rollout.setdefault(name, {}).setdefault(arm, []).append(row)
+      by_rollout.setdefault(name, {}).setdefault(arm, []).append(values)
   return {
     'fixed': fixed,
     'training': training,
     'curves': {
-      name: {arm: np.mean(rows, axis=0).tolist() for arm, rows in arms.items()}
+      name: {arm: _known_mean(rows, 0).tolist() for arm, rows in arms.items()}
       for name, arms in by_rollout.items()
     },
   }
@@ -408,11 +438,26 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
     both = sorted(one.keys() & other.keys(), key=int)
     return mean({seed: one[seed] - other[seed] for seed in both})
 
+  def known(by_seed: Mapping[str, float | None]) -> Mapping[str, float]:
+    """None, of JSON, stands for NaN."""
+    return {k: math.nan if x is None else x for k, x in by_seed.items()}
+
   def of_fixed(credit: str, column: str) -> Mapping[str, float]:
-    return fixed[credit].get(column, {})
+    return known(fixed[credit].get(column, {}))
 
   def trained(name: str, arm: str) -> Mapping[str, float]:
-    return training.get(name, {}).get(arm, {})
+    return known(training.get(name, {}).get(arm, {}))
+
+  def direction(credit: str) -> Measured:
+    one, other, across = (of_fixed(credit, name) for name in _OF_HALVES)
+    # Chance may turn the weights unequally far; `across` has some of both.
+    chance = {
+      seed: math.sqrt(one[seed] * other[seed])
+      if one[seed] > 0 and other[seed] > 0
+      else math.nan  # halves that share nothing have no direction
+      for seed in one.keys() & other.keys()
+    }
+    return between(chance, across)
 
   return {
     **{
@@ -423,12 +468,7 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
       f'length_{credit}': mean(of_fixed(credit, 'lengths'))
       for credit in CREDITS
     },
-    **{
-      f'direction_{credit}': between(
-        of_fixed(credit, 'halves'), of_fixed(credit, 'cosine')
-      )
-      for credit in CREDITS
-    },
+    **{f'direction_{credit}': direction(credit) for credit in CREDITS},
     'trained_one_weight': mean(trained('uncancelled', 'tokens')),
     'trained_length': mean(trained('uncancelled', 'lengths')),
     **{
@@ -473,15 +513,18 @@ def draw(found, measured, figure, colors) -> str:
   for axes, (name, title) in zip(others, _DRAWN.items(), strict=True):
     for arm, values in found['curves'].get(name, {}).items():
       rollouts = np.arange(1, len(values) + 1)
-      axes.plot(rollouts, values, color=hue[arm], label=_SHOWN[arm])
+      axes.plot(
+        rollouts, np.array(values, float), color=hue[arm], label=_SHOWN[arm]
+      )
     axes.set(xlabel='rollout', title=title)
-  by_turn, of_episode = (
-    claims.value(measured[f'length_{credit}']) for credit in CREDITS
-  )
+  sums = [measured[f'length_{credit}'] for credit in CREDITS]
+  if any(math.isnan(one.mean) for one in sums):
+    return 'First turns of episodes with two weights'
+  by_turn, of_episode = map(claims.value, sums)
   return (
-    'With a weight of 1 / length the pulls on the first turns of a group do '
-    f'not add up to 0: {by_turn} of their sizes with credit by turn, '
-    f'{of_episode} with credit of the episode'
+    'The sum of pulls on the first turns of a group over that of their sizes, '
+    f'with a weight of 1 / length: {by_turn} with credit by turn, {of_episode} '
+    'with credit of the episode'
   )
 
 

@@ -53,8 +53,11 @@ def test_verdicts_follow_from_the_runs():
   wanted = np.log2([4, 3.99, 3.98]).mean()
   assert measured['sgd'].mean == pytest.approx(wanted)
   assert measured['adam'] == (0, 0, 3, '')
-  others = verdicts_of(numbers)
-  assert set(others.values()) == {HOLDS}
+  # Where both ways leave the same, the division lowers nothing.
+  same = {one.lower() for one in PLAN.optimizers if one not in HELPED}
+  assert verdicts_of(numbers) == {
+    row.name: FAILS if row.name in same else HOLDS for row in found
+  }
 
 
 @pytest.mark.parametrize(

@@ -419,6 +419,9 @@ def test_an_open_claim_says_how_many_values_would_decide_it():
     Measured(0.0, 0.1, 3),  # holds
     Measured(0.1, float('nan'), 1),  # one seed
     Measured(0.14, 0.1, 3),  # at the end: no number is enough
+    Measured(0.14 + 1e-9, 0.1, 3),  # so many that nobody has them
+    Measured(np.inf, float('nan'), 3),  # of infinite values
+    Measured(0.1, np.inf, 3),
     claims.UNKNOWN,
   ],
 )
@@ -427,6 +430,32 @@ def test_where_no_number_of_values_would_decide_none_is_said(measured):
   row = claims.Row('x', claim, measured, claims.verdict(claim, measured))
   assert claims.values_needed(claim, measured) is None
   assert claims.answer(row) == claims.value(measured)
+
+
+@pytest.mark.parametrize('sign', [1, -1])
+def test_what_is_said_of_the_furthest_of_several_foretells_no_verdict(sign):
+  open_one = Measured(0.1 * sign, 0.5, 3, 'here')
+  alone = claims.furthest([claims.UNKNOWN, open_one], sign)
+  assert alone == open_one  # of one that is known the count is its own
+  found = claims.furthest([open_one, Measured(0.0, 0.1, 9)], sign)
+  assert found == open_one._replace(count=0)
+  claim = Claim('x', 'derived', high=0.2)
+  assert claims.values_needed(claim, found) is None
+
+
+@pytest.mark.parametrize(
+  'claim, sign, text',
+  [
+    (Claim('more', 'derived', low=claims.ABOVE_0), 1, '> 0'),
+    (Claim('less', 'derived', high=claims.BELOW_0), -1, '< 0'),
+  ],
+)
+def test_what_is_equal_is_neither_more_nor_less(claim, sign, text):
+  assert claims.expected(claim) == text
+  assert claims.verdict(claim, Measured(0.0)) == FAILS
+  assert claims.verdict(claim, Measured(1e-300 * sign)) == HOLDS
+  assert claims.verdict(claim, Measured(0.0, 0.1, 3)) == OPEN
+  assert claims.values_needed(claim, Measured(0.0, 0.1, 3)) is None
 
 
 def test_a_step_after_a_jump_follows_the_formula_for_noise():

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import figures
 from grpo_jax.lab.studies import staleness
 from grpo_jax.lab.studies import sweeps
 from tests import runs
@@ -61,6 +62,26 @@ def test_claims_compare_arms_seed_by_seed():
   }
   assert verdicts['carried'] == verdicts['four_is_free'] == claims.FAILS
   assert verdicts['one_is_free'] == verdicts['correction'] == claims.HOLDS
+
+
+def test_what_is_the_same_is_not_more():
+  found = staleness.numbers(made())
+  verdicts = {
+    row.name: row.verdict for row in claims.check(staleness.EXPERIMENT, found)
+  }
+  free = {'one_is_free', 'four_is_free'}
+  assert {k for k, x in verdicts.items() if x == claims.HOLDS} == free
+  assert {x for k, x in verdicts.items() if k not in free} == {claims.FAILS}
+
+
+def test_a_title_says_what_was_measured():
+  title = lambda outcomes: figures.drawn(
+    staleness.EXPERIMENT, staleness.numbers(outcomes), figures.LIGHT
+  )[1]
+  rising = made(reward=lambda arm, seed: 0.25 * arm.ahead)
+  assert title(rising).endswith('at age 0 minus that at age 4, -1')
+  some = [one for one in rising if one.arm.label in ('0-corrected', '1-plain')]
+  assert title(some) == 'Learning from what older policies drew'
 
 
 def test_rewards_are_of_policies_of_equally_many_updates():

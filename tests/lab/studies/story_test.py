@@ -1,6 +1,7 @@
 """The page for readers: chapters, figures beside verdicts, links to numbers."""
 
 import json
+import pathlib
 import re
 import shlex
 
@@ -102,6 +103,34 @@ def test_what_was_not_run_is_said_with_the_command_that_runs_it():
   # What is in no list of experiments cannot be run.
   assert {one.partition(',')[0] for one in rows} <= {*EVERY}
   assert not any('Claims of this' in str(one) for one in parts)
+  # A page that has runs would lose them.
+  parts = parts_of({'turns': made.result(2.0)}, 'Momentum')
+  (table,) = (one for one in parts if isinstance(one, report.Table))
+  said = 'grpo-jax study all --out=FOLDER (with the same --run)'
+  assert dict(table.rows)['coasting_ratio'] == said
+
+
+@pytest.mark.parametrize('name', studies.STUDIES)
+def test_commands_are_those_of_the_readmes(name):
+  root = pathlib.Path(studies.__file__).parents[2]
+  readmes = root / 'optim' / 'README.md', root / 'lab/studies/README.md'
+  text = ' '.join(' '.join(one.read_text().split()) for one in readmes)
+  for one in story.trainings(name):
+    # Whole, so that nothing follows that is typed too.
+    assert re.search(rf'{re.escape(one.command)}[` ] ?(?!--)', text), one
+
+
+def test_what_was_found_is_said_where_something_bears_it_out():
+  told = [chapter.found for chapter in story.CHAPTERS]
+  for results in ({}, {'turns': made.result(2.0)}):
+    page = index_of(results)
+    said = [
+      one.text for section in page.sections for one in section.parts
+      if isinstance(one, report.Text)
+    ]  # fmt: skip
+    assert [one for one in told if one in said] == told[: len(results)]
+    assert all(one.says in said for one in story.CHAPTERS)
+    assert sum("this project's own runs" in one for one in said) == 1
 
 
 @pytest.mark.parametrize(
@@ -169,6 +198,7 @@ def test_every_claim_is_one_link_from_its_numbers(tmp_path):
       place = 'claims.html' if name == 'index.html' else ''
       for key in results:
         assert f'{place}#{key}-one' in links
+  assert 'index.html' in [x[1]['href'] for x in html_tree.Tree(table).of('a')]
   assert 'claims.json' in [x[1]['href'] for x in html_tree.Tree(table).of('a')]
   row = re.search(r'<tr id="staleness-one">.*?</tr>', table)
   assert row and '<td class="number">0.5</td>' in row[0]
@@ -184,8 +214,18 @@ def test_the_numbers_of_an_experiment_stand_below_its_figure(tmp_path):
   assert (figure.text, more.text) == ('figure', 'more')
   assert table.anchors == ['one-one']
   (row,) = table.rows
-  assert row == ('one', 'fails', '0.123457', '0.25', '≥ 1', 'It is at least 1.')
+  assert row[:4] == ('one', 'fails', '0.123457', '0.25')
+  assert row[4:] == ('-', '-', '≥ 1', 'It is at least 1.')
   assert rest == evidence.parts(results['one'].numbers)
+
+
+def test_a_row_says_of_how_many_values_it_is_and_how_many_it_takes():
+  done = made.result(2.0)
+  measured = claims.Measured(0.9, 0.5, 4)
+  row = claims.Row('one', done.rows[0].claim, measured, claims.OPEN)
+  (cells,) = pages._measured('x', done._replace(rows=[row])).rows
+  needed = claims.values_needed(row.claim, measured)
+  assert cells[4:6] == ('4', f'n ≥ {needed}') and needed is not None
 
 
 def test_an_example_has_a_column_where_there_is_one():
@@ -199,7 +239,7 @@ def test_an_example_has_a_column_where_there_is_one():
   assert table.rows[0][2:4] == ('-', '-')
 
 
-HOSTILE = '<script>alert(1)</script>"\'&\x1b'
+HOSTILE = '<script>alert(1)</script>"\'&\x1b|\n\n<b>'
 
 
 def test_texts_of_a_file_are_no_html(tmp_path):
@@ -221,6 +261,19 @@ def test_texts_of_a_file_are_no_html(tmp_path):
     assert sum('type' not in one[1] for one in scripts) == 1
     policy = html_tree.Tree(text).of('meta')[1][1]['content']
     assert policy.startswith("default-src 'none';")
+  # A browser that shows Markdown shows what HTML is in it.
+  lines = (tmp_path / 'claims.md').read_text().splitlines()
+  assert '<script' not in '\n'.join(lines)
+  (line,) = (one for one in lines if '**holds**' in one)
+  assert line.count('|') == 7 and '&lt;script>' in line and '<b>' not in line
+
+
+def test_the_last_line_names_the_page_to_begin_with(capsys, tmp_path):
+  pages.show_told({'one': made.result(2.0)}, tmp_path)
+  assert 'index.html: 1 holds' in ''.join(capsys.readouterr().out.split('\n'))
+  judged = pages.Judged({'one': made.result(2.0)}, tmp_path)
+  pages.show_judged(judged)
+  assert 'claims.html: 1 holds' in ''.join(capsys.readouterr().out.split('\n'))
 
 
 def test_the_command_shows_what_runs_have_measured(tmp_path):

@@ -1,10 +1,13 @@
 """What studies that train have measured, read from their workdirs."""
 
+import json
+
 import pytest
 
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import brakes
 from grpo_jax.lab.studies import claims
+from grpo_jax.lab.studies import figures
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import staleness
 from grpo_jax.lab.studies import story
@@ -97,6 +100,12 @@ def test_every_study_that_trains_has_claims(name):
   assert found.claims and found.label.startswith('E')
 
 
+@pytest.mark.parametrize('name', studies.STUDIES)
+def test_no_claim_of_more_or_less_holds_where_arms_are_equal(name):
+  for one in studies.study(name).experiment.claims.values():
+    assert 0.0 not in (one.low, one.high), one.text
+
+
 def test_a_study_has_the_claims_of_its_own_arms():
   many, few, some = (
     studies.study(name).experiment
@@ -160,6 +169,36 @@ def test_numbers_that_cannot_be_drawn_are_damaged(tmp_path):
   saved = {'staleness': {'numbers': numbers, 'seconds': 1}}
   with pytest.raises(ValueError, match='is damaged'):
     trained.read([made.workdir(tmp_path / 'a', saved)])
+
+
+@pytest.mark.parametrize('begin, end', [('[', ']'), ('{"a": ', '}')])
+def test_what_cannot_be_written_is_refused_before_anything_is_done(
+  begin, end, tmp_path, monkeypatch
+):
+  """Of numbers nested ever deeper, all that are read can be written."""
+  # What takes long and goes no deeper.
+  monkeypatch.setattr(figures, 'make_charts', lambda *given: ([], True))
+  drawn = dict.fromkeys(('title', 'light', 'dark'), '')
+  monkeypatch.setattr(figures, 'save', lambda *given: drawn)
+
+  def read(depth):
+    nested = begin * depth + '1' + end * depth
+    text = json.dumps({'staleness': {'numbers': numbers, 'seconds': 1}})
+    text = text.replace('"curves"', f'"extra": {nested}, "curves"')
+    return trained.read([made.workdir(tmp_path / f'{depth}', text)])
+
+  numbers, depth, too_deep = made.stale_numbers(1), 1, 900
+  with pytest.raises(ValueError, match='is damaged .staleness, RecursionError'):
+    read(too_deep)
+  while too_deep - depth > 1:
+    middle = (depth + too_deep) // 2
+    try:
+      found = read(middle)
+    except ValueError:
+      too_deep = middle
+    else:
+      depth = middle
+  pages.write(found, tmp_path / 'out', with_story=True)
 
 
 def test_a_folder_without_a_study_is_refused_before_anything_is_done(tmp_path):

@@ -12,6 +12,7 @@ from grpo_jax import losses
 from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import figures
+from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies import turns
 from tests import runs
@@ -109,7 +110,7 @@ def test_trainings_are_compared_seed_by_seed_and_part_by_part():
   assert [row.name for row in alone] == ['lengths 1-1']
 
 
-def of_claims(seed, shift=0.3, harm=0.0, turned=0.0, left=0.2, kept=0.0):
+def of_claims(seed, shift=0.3, harm=0.005, turned=0.0, left=0.2, kept=0.0):
   """Outcomes of a seed: what the claims are about is what is given."""
   one = fixed(seed, 2.0, 2.0).numbers
   for credit, sign in (('turn', 1), ('episode', -1)):
@@ -159,6 +160,10 @@ EXPECTED = {
     ({'shift': -0.3}, {'length_turn', 'length_episode'}),
     ({'harm': -0.1}, {'first_guess', 'solved'}),
     ({'harm': 0.1}, {'first_guess'}),
+    # What is the same is not more.
+    ({'harm': 0.0}, {'solved'}),
+    ({'shift': 0.0}, {'length_turn', 'length_episode'}),
+    ({'turned': 0.0}, {'direction_turn', 'direction_episode'}),
     ({'left': 0.0}, {'trained_length'}),
     (
       {'kept': 1e-3},
@@ -171,16 +176,122 @@ def test_claims_follow_from_what_was_measured(given, turned):
   assert found == EXPECTED | dict.fromkeys(turned, claims.FAILS)
 
 
-def test_a_direction_is_compared_with_what_chance_does():
-  """Halves that differ as much as the weights do decide nothing."""
+def test_a_direction_is_that_of_halves_with_the_same_chance():
   outcomes = [one for seed in range(2) for one in of_claims(seed, turned=0.5)]
   found = turns.numbers(outcomes)
   for columns in found['fixed'].values():
+    # Each half is alike here.
+    assert columns['across'] == pytest.approx(columns['cosine'])
     assert columns['halves']['1'] == pytest.approx(1)
-    columns['halves'] = {'0': columns['cosine']['0'] - 0.1, '1': 1.0}
+    columns['halves'], columns['halves_lengths'] = {'0': 0.9}, {'0': 0.4}
+    columns['across'] = {'0': 0.5}
   measured = turns.measure(found)
-  gap = 1 - found['fixed']['turn']['cosine']['1']
-  assert measured['direction_turn'].mean == pytest.approx((gap - 0.1) / 2)
+  assert measured['direction_turn'].mean == pytest.approx(0.6 - 0.5)
+  # Halves that share nothing have no direction.
+  found['fixed']['turn']['halves']['0'] = -0.1
+  assert np.isnan(turns.measure(found)['direction_turn'].mean)
+
+
+def noisy(cosine, noise, noise_lengths, seeds=5, rollouts=30, ids=12):
+  """Outcomes of `fixed`, whose expected gradients have this cosine.
+
+  Both weights are measured on the same rollouts, so their chance is the same,
+  but for the size that it has.
+  """
+  draw = np.random.default_rng(0).standard_normal
+  for seed in range(seeds):
+    # Two gradients at right angles, without a part that all ids share.
+    basis = draw((ids, 2))
+    one, other = np.linalg.qr(basis - basis.mean(axis=0))[0].T
+    chance = draw((rollouts, ids))
+    tokens = one + noise * chance
+    turned = cosine * one + np.sqrt(1 - cosine**2) * other
+    numbers = {'count': [[10] * ids] * rollouts}
+    for credit in turns.CREDITS:
+      numbers |= {
+        f'{credit}_tokens_by_id': tokens.tolist(),
+        f'{credit}_lengths_by_id': (turned + noise_lengths * chance).tolist(),
+        f'{credit}_tokens_shift': [[0.0]] * rollouts,
+        f'{credit}_lengths_shift': [[0.1]] * rollouts,
+      }
+    yield turns.Outcome(turns.ARMS[0], seed, rollouts, numbers)
+
+
+@pytest.mark.parametrize(
+  'cosine, noise, noise_lengths, wanted',
+  [
+    (0.9, 0.2, 0.2, claims.HOLDS),
+    (0.9, 0.4, 0.4, claims.HOLDS),
+    (1.0, 0.4, 0.5, claims.OPEN),
+    (1.0, 0.8, 0.6, claims.OPEN),
+    # A weight that has more chance in it points where the other does.
+    (1.0, 0.2, 1.2, claims.OPEN),
+  ],
+)
+def test_a_gradient_is_turned_if_its_expectation_is(
+  cosine, noise, noise_lengths, wanted
+):
+  found = turns.numbers([*noisy(cosine, noise, noise_lengths)])
+  rows = claims.check(turns.EXPERIMENT, found)
+  verdicts = {row.name: row.verdict for row in rows}
+  assert verdicts['direction_turn'] == wanted
+  assert verdicts['direction_episode'] == wanted
+
+
+def test_numbers_that_were_written_are_read_as_they_were():
+  """With NaN, for which JSON has None."""
+  outcomes = [one for seed in range(2) for one in of_claims(seed)]
+  single = [
+    turns.Outcome(x.arm, x.seed, 1, {k: v[:1] for k, v in x.numbers.items()})
+    for x in outcomes
+  ]
+  for given in (outcomes, single):  # one rollout has no halves
+    numbers = turns.numbers(given)
+    read = json.loads(json.dumps(pages.without_nan(numbers)))
+    verdicts, again = (
+      {row.name: row.verdict for row in claims.check(turns.EXPERIMENT, one)}
+      for one in (numbers, read)
+    )
+    assert again == verdicts
+    figures.drawn(turns.EXPERIMENT, read, figures.LIGHT)
+  assert verdicts['direction_turn'] == claims.OPEN
+
+
+@pytest.mark.parametrize('unknown', [None, np.nan])
+def test_a_rollout_that_was_not_measured_spoils_no_others(unknown):
+  outcomes = [one for seed in range(2) for one in of_claims(seed)]
+  whole = turns.measure(turns.numbers(outcomes))
+  for one in outcomes:
+    for name, values in one.numbers.items():
+      nothing = unknown
+      if isinstance(values[0], list) and name != 'count':
+        nothing = [unknown] * len(values[0])
+      elif name == 'count':
+        nothing = [1, 1, 1]
+      one.numbers[name] = [values[0], nothing, values[1]]
+  found = turns.numbers(outcomes)
+  assert found['training']['pull']['tokens'] == {'0': 1.0, '1': 1.0}
+  assert np.isnan(found['curves']['pull']['tokens'][1])
+  for name, one in turns.measure(found).items():
+    assert one.mean == pytest.approx(whole[name].mean), name
+  both = [x for x in outcomes if x.arm.label in turns.WEIGHTS]
+  rows = turns.of_training(both, parts=1)
+  assert rows[-1].values['solved'].mean == pytest.approx(-0.005)
+
+
+def test_a_title_says_what_was_measured_and_not_what_was_hoped():
+  for shift in (0.0, -0.3):
+    outcomes = [x for seed in range(2) for x in of_claims(seed, shift)]
+    _, title = figures.drawn(
+      turns.EXPERIMENT, turns.numbers(outcomes), figures.LIGHT
+    )
+    assert f'1 / length: {shift:.4g} with credit by turn' in title
+    assert ' not ' not in title
+  trained_alone = [x for x in outcomes if x.arm.label != 'fixed']
+  _, title = figures.drawn(
+    turns.EXPERIMENT, turns.numbers(trained_alone), figures.LIGHT
+  )
+  assert title == 'First turns of episodes with two weights'
 
 
 @pytest.mark.parametrize('missing, left', [(-1, -2), (-2, -1)])
