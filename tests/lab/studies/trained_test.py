@@ -187,8 +187,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_done(
     text = text.replace('"curves"', f'"extra": {nested}, "curves"')
     return trained.read([made.workdir(tmp_path / f'{depth}', text)])
 
-  numbers, depth, too_deep = made.stale_numbers(1), 1, 900
-  with pytest.raises(ValueError, match='is damaged .staleness, RecursionError'):
+  # How deep is too deep differs between versions of Python.
+  numbers, depth, too_deep = made.stale_numbers(1), 1, 10_000
+  with pytest.raises(ValueError, match='is damaged .*RecursionError|recursion'):
     read(too_deep)
   while too_deep - depth > 1:
     middle = (depth + too_deep) // 2
