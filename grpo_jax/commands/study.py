@@ -1,8 +1,6 @@
 """`grpo-jax study`: compares runs, or tests claims of two papers."""
 
-from collections.abc import Mapping
 import pathlib
-from typing import Any
 
 from grpo_jax.commands import printing
 from grpo_jax.commands.arguments import Arguments
@@ -22,7 +20,7 @@ def _experiment(arguments: Arguments) -> None:
   out = pathlib.Path(arguments.out)
   found = papers.run(arguments.study, out, arguments.full, arguments.run)
   if arguments.json:
-    printing.show_json(_claims(found))
+    printing.show_json(pages.verdicts_to_json(found))
   else:
     pages.show_told(found, out)
 
@@ -43,13 +41,3 @@ def _train(arguments: Arguments) -> None:
     printing.show_json(study.to_json(found))
   else:
     study.show(found)
-
-
-def _claims(results: Mapping[str, Any]) -> dict[str, Any]:
-  """The claims and their verdicts; the numbers are in `claims.json`."""
-  from grpo_jax.lab.studies import pages
-
-  return {
-    name: {key: value for key, value in one.items() if key != 'numbers'}
-    for name, one in pages.to_json(results).items()
-  }

@@ -484,16 +484,14 @@ _TITLES = {
 }
 
 
-def experiment(name: str, arms: Sequence[Arm] = ()) -> Experiment:
-  """The claims on arms of a study, and how to test them.
+def experiment(name: str) -> Experiment:
+  """The claims on the arms of a study, and how to test them.
 
   Args:
-    name: Of the study.
-    arms: The arms; empty: all of the study.
+    name: One of `STUDIES`.
   """
-  arms = arms or STUDIES[name]
   asked = dict(GENERAL)
-  for brake, updates in _kinds(arms):
+  for brake, updates in _kinds(STUDIES[name]):
     asked[f'{brake}_{updates}'] = Claim(
       f'{brake}, {updates} updates per rollout: with each at its best rate, '
       'the brake raises the mean reward (with it - without).',
@@ -662,10 +660,9 @@ def show(judged: pages.Judged) -> None:
 
 def to_json(judged: pages.Judged) -> dict[str, Any]:
   """Arms, then verdicts, as JSON can hold them."""
-  claims = pages.to_json(judged.results)
-  for one in claims.values():
-    del one['numbers']  # the same as `arms`, run by run
-  return {**summary_to_json(judged.summary), 'claims': claims}
+  # The numbers are the same as `arms`, run by run.
+  verdicts = pages.verdicts_to_json(judged.results)
+  return {**summary_to_json(judged.summary), 'claims': verdicts}
 
 
 def tables(summary: Summary) -> dict[str, list[dict[str, str]]]:
@@ -730,7 +727,7 @@ def _moved(row: Row) -> dict[str, str]:
 _COMPILING = 3  # rollouts at the start that compile; their time does not count
 
 
-def study(name: str, arms: Sequence[Arm] = ()) -> sweeps.Study:
+def study(name: str) -> sweeps.Study:
   """A study of brakes.
 
   An arm sets the brake, the updates per rollout and the learning rate. The
@@ -739,12 +736,10 @@ def study(name: str, arms: Sequence[Arm] = ()) -> sweeps.Study:
 
   Args:
     name: One of `STUDIES`.
-    arms: The arms to choose from; empty: those of the study.
   """
-  arms = arms or STUDIES[name]
-  sweep = sweeps.Sweep(name, arms, Arm, Outcome, run_arm, _progress)
+  sweep = sweeps.Sweep(name, STUDIES[name], Arm, Outcome, run_arm, _progress)
   return sweeps.Study(
-    sweep, experiment(name, arms), numbers, summarise, show, to_json
+    sweep, experiment(name), numbers, summarise, show, to_json
   )
 
 

@@ -186,10 +186,35 @@ def asked(experiment: Experiment, numbers: Numbers) -> Experiment:
 def over_seeds(values: Sequence[float], example: str = '') -> Measured:
   """The mean of one value per seed, with the interval of Student's t.
 
+  Without values it is `UNKNOWN`.
+
   >>> over_seeds([1.0, 2.0, 3.0]).mean
   2.0
   """
+  if not len(values):
+    return UNKNOWN._replace(example=example)
   return Measured(*curves.mean_interval(values), example)
+
+
+def known(values: Mapping[str, float | None]) -> dict[str, float]:
+  """Values of a file, in which None stands for NaN, as numbers.
+
+  >>> known({'0': 1.0, '1': None})
+  {'0': 1.0, '1': nan}
+  """
+  return {k: math.nan if x is None else x for k, x in values.items()}
+
+
+def difference(
+  one: Mapping[str, float], other: Mapping[str, float]
+) -> Measured:
+  """One minus another, seed by seed, over the seeds that both have.
+
+  >>> difference({'0': 3.0, '1': 5.0}, {'0': 1.0, '2': 9.0}).mean
+  2.0
+  """
+  both = sorted(one.keys() & other.keys(), key=int)
+  return over_seeds([one[seed] - other[seed] for seed in both])
 
 
 def furthest(found: Iterable[Measured], sign: int = 1) -> Measured:

@@ -296,6 +296,14 @@ def to_json(
   return without_nan(answer)
 
 
+def verdicts_to_json(results: Mapping[str, Result]) -> dict[str, Any]:
+  """The same without the numbers, which are in `claims.json`."""
+  return {
+    name: {key: value for key, value in one.items() if key != 'numbers'}
+    for name, one in to_json(results).items()
+  }
+
+
 def cells(row: claims.Row) -> dict[str, str]:
   """A line of the claims table: the text of every cell by its column."""
   return {

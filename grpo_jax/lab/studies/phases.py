@@ -406,10 +406,10 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
     'c_second': bound('II'),
     'no_gain': _gained(seeds, 'I'),
     'gain_second': _gained(seeds, 'II'),
-    'gain_either': claims.over_seeds(either) if either else claims.UNKNOWN,
+    'gain_either': claims.over_seeds(either),
     'gain_third': _gained(seeds, 'III'),
     'gain': _compared(whole('gain')),
-    'threshold': claims.over_seeds(sides) if sides else claims.UNKNOWN,
+    'threshold': claims.over_seeds(sides),
   }
 
 
@@ -454,9 +454,8 @@ def _described(pairs: Sequence[Sequence[Any]], seeds: int) -> Measured:
 
 
 def _over_seeds(pairs: Sequence[Sequence[Any]]) -> Measured:
-  """The mean over seeds of means over rollouts, if there are any."""
-  means = [pair[0] for pair in pairs]
-  return claims.over_seeds(means) if means else claims.UNKNOWN
+  """The mean over seeds of means over rollouts."""
+  return claims.over_seeds([pair[0] for pair in pairs])
 
 
 def _compared(pairs: Sequence[Sequence[Any]]) -> Measured:

@@ -213,9 +213,8 @@ def numbers(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _by_seed(means: Mapping[str, Any], name: str, arm: str) -> dict[str, float]:
-  """The means of an arm; None, of JSON, stands for NaN."""
-  found = means[name].get(arm, {})
-  return {k: math.nan if x is None else x for k, x in found.items()}
+  """The means of an arm."""
+  return claims.known(means[name].get(arm, {}))
 
 
 def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
@@ -224,11 +223,8 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
 
   def between(name: str, one: str, other: str) -> Measured:
     """One arm minus another, seed by seed."""
-    first, second = (_by_seed(means, name, arm) for arm in (one, other))
-    both = sorted(first.keys() & second.keys(), key=int)
-    if not both:
-      return claims.UNKNOWN
-    return claims.over_seeds([first[seed] - second[seed] for seed in both])
+    arms = (_by_seed(means, name, arm) for arm in (one, other))
+    return claims.difference(*arms)
 
   young, old = '0-corrected', '4-corrected'
   return {

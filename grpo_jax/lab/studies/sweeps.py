@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import sys
@@ -273,7 +272,7 @@ def outcome_of(arm_type: type, type_: type, line: Mapping[str, Any]) -> Any:
     type_: See `Sweep.outcome`.
     line: Its fields; None stands for NaN.
   """
-  values = {k: math.nan if v is None else v for k, v in line.items()}
-  arm: Any = values.pop('arm')
+  values: dict[str, Any] = claims.known(line)
+  arm = values.pop('arm')
   given = [field.name for field in dataclasses.fields(arm_type) if field.init]
   return type_(arm_type(**{name: arm[name] for name in given}), **values)

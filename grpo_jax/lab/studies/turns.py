@@ -430,23 +430,13 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
   fixed, training = found['fixed'], found['training']
 
   def mean(by_seed: Mapping[str, float]) -> Measured:
-    values = [*by_seed.values()]
-    return claims.over_seeds(values) if values else claims.UNKNOWN
-
-  def between(one: Mapping[str, float], other: Mapping[str, float]) -> Measured:
-    """One minus another, seed by seed."""
-    both = sorted(one.keys() & other.keys(), key=int)
-    return mean({seed: one[seed] - other[seed] for seed in both})
-
-  def known(by_seed: Mapping[str, float | None]) -> Mapping[str, float]:
-    """None, of JSON, stands for NaN."""
-    return {k: math.nan if x is None else x for k, x in by_seed.items()}
+    return claims.over_seeds([*by_seed.values()])
 
   def of_fixed(credit: str, column: str) -> Mapping[str, float]:
-    return known(fixed[credit].get(column, {}))
+    return claims.known(fixed[credit].get(column, {}))
 
   def trained(name: str, arm: str) -> Mapping[str, float]:
-    return known(training.get(name, {}).get(arm, {}))
+    return claims.known(training.get(name, {}).get(arm, {}))
 
   def direction(credit: str) -> Measured:
     one, other, across = (of_fixed(credit, name) for name in _OF_HALVES)
@@ -457,7 +447,7 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
       else math.nan  # halves that share nothing have no direction
       for seed in one.keys() & other.keys()
     }
-    return between(chance, across)
+    return claims.difference(chance, across)
 
   return {
     **{
@@ -472,7 +462,9 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
     'trained_one_weight': mean(trained('uncancelled', 'tokens')),
     'trained_length': mean(trained('uncancelled', 'lengths')),
     **{
-      claim: between(trained(name, 'lengths'), trained(name, 'tokens'))
+      claim: claims.difference(
+        trained(name, 'lengths'), trained(name, 'tokens')
+      )
       for claim, name in (('first_guess', 'first'), ('solved', 'solved'))
     },
   }
@@ -590,7 +582,6 @@ def to_json(judged: pages.Judged) -> dict[str, Any]:
     }
     for table, rows in judged.summary._asdict().items()
   }
-  claims_of = pages.to_json(judged.results)
-  for one in claims_of.values():
-    del one['numbers']  # most of them are in the tables
-  return {**pages.without_nan(tables), 'claims': claims_of}
+  # Most of the numbers are in the tables.
+  verdicts = pages.verdicts_to_json(judged.results)
+  return {**pages.without_nan(tables), 'claims': verdicts}

@@ -125,8 +125,7 @@ def numbers(**gains):
 
 
 def verdicts_of(found):
-  arms = [one.arm for one in brakes._outcomes(found)]
-  made = brakes.experiment('brakes_updates', arms)
+  made = claims.asked(brakes.experiment('brakes_updates'), found)
   return {row.name: row.verdict for row in claims.check(made, found)}
 
 
@@ -253,7 +252,8 @@ def test_a_study_runs_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(brakes, 'run_arm', run_arm)
   monkeypatch.setattr(sampling, 'sampled', sample)
   config = runs.small(reward='tests.judges:even')
-  study = brakes.study('brakes', arms)
+  study = brakes.study('brakes')
+  study = study._replace(sweep=study.sweep._replace(arms=arms))
   conduct = functools.partial(sweeps.conduct, study, config, tmp_path, 1)
   first = conduct(2).summary
   assert versions == [0, 1, 0, 1]  # by the policy after the last updates
