@@ -54,13 +54,15 @@ TRAININGS = {
   'normalization_smollm2': (
     Training(
       'grpo-jax study normalization_smollm2 --config=configs/smollm2.py '
-      '--workdir=runs/normalization_smollm2 --seeds=3 --steps=8'
+      '--config.sampler.prompts=8 --workdir=runs/normalization_smollm2 '
+      '--seeds=3 --steps=8'
     ),
   ),
   'phases': (
     Training(
       'grpo-jax study phases --config=configs/smollm2.py '
-      '--workdir=runs/phases_smollm2 --seeds=3 --steps=150'
+      '--config.sampler.prompts=8 --config.optim.lr=5e-6 '
+      '--workdir=runs/phases_smollm2 --seeds=1 --steps=150'
     ),
   ),
   'turns': (
