@@ -505,7 +505,7 @@ def experiment(name: str) -> Experiment:
       'asked by this project',
       low=claims.ABOVE_0,
     )
-  return Experiment(*_TITLES[name], asked, lambda full: {}, measure, draw)
+  return Experiment(*_TITLES[name], asked, measure, draw)
 
 
 def _kinds(arms: Iterable[Arm]) -> list[tuple[str, int]]:

@@ -81,20 +81,21 @@ class Experiment(NamedTuple):
     label: 'E1' and so on: its number in the project's list of experiments.
     title: What it is about, in a few words.
     claims: By a short name.
-    run: `(full) -> numbers`. `full` takes more seeds or longer runs.
     measure: From the numbers alone to what each claim is about, by the names
       of the claims.
     draw: `(numbers, measured, figure, colors) -> title`: fills a matplotlib
       figure and returns what one sees on it, in one sentence. `measured` is
       what `measure` returned; `colors` has the names of `figures.LIGHT`.
+    run: `(full) -> numbers`. `full` takes more seeds or longer runs. Where a
+      study trains runs (`sweeps.Study`), these give the numbers.
   """
 
   label: str
   title: str
   claims: Mapping[str, Claim]
-  run: Callable[[bool], dict[str, Any]]
   measure: Callable[[Numbers], dict[str, Measured]]
   draw: Callable[[Numbers, dict[str, Measured], Any, Mapping[str, str]], str]
+  run: Callable[[bool], dict[str, Any]] = lambda full: {}
 
 
 class Row(NamedTuple):

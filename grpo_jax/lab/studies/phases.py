@@ -604,7 +604,6 @@ EXPERIMENT = Experiment(
   'E17',
   'dividing by the deviation in the phases of a training',
   CLAIMS,
-  lambda full: {},
   measure,
   draw,
 )

@@ -285,7 +285,6 @@ EXPERIMENT = Experiment(
   'E15',
   'learning from what older policies drew',
   CLAIMS,
-  lambda full: {},
   measure,
   draw,
 )

@@ -524,7 +524,6 @@ EXPERIMENT = Experiment(
   'E18',
   'a weight by length and the first turns of episodes',
   CLAIMS,
-  lambda full: {},
   measure,
   draw,
 )

@@ -20,7 +20,7 @@ def drawing(*draws):
       one(onto, colors)
     return 'What is to be seen'
 
-  return claims.Experiment('E0', 'a title', {}, dict, dict, draw)
+  return claims.Experiment('E0', 'a title', {}, dict, draw)
 
 
 def lines(axes, colors):

@@ -21,9 +21,9 @@ def experiment(run=dict, label='E0', title='a made one'):
     label,
     title,
     {'one': Claim('It is at least 1.', 'derived', low=1.0)},
-    run,
     lambda numbers: {'one': Measured(numbers['value'], 0.25)},
     draw,
+    run,
   )
 
 

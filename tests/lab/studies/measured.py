@@ -14,10 +14,9 @@ import math
 import pathlib
 import sys
 
-from grpo_jax.lab.studies import EXPERIMENTS
-from grpo_jax.lab.studies import brakes as verdicts
+from grpo_jax.lab import studies
+from grpo_jax.lab.studies import brakes
 from grpo_jax.lab.studies import claims
-from grpo_jax.lab.studies import normalization
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
 from grpo_jax.lab.studies.claims import Measured
@@ -27,14 +26,18 @@ FILE = pathlib.Path(__file__).with_suffix('.json')
 
 @functools.cache
 def experiments() -> Mapping[str, claims.Experiment]:
-  """Those of the table, by the name of the study."""
-  found = {name: papers.experiment(name) for name in EXPERIMENTS}
-  brakes = verdicts.experiment('brakes_updates')
-  general = {name: brakes.claims[name] for name in verdicts.GENERAL}
-  return found | {
-    'normalization': normalization.experiment(normalization.ARITHMETIC),
-    'brakes_updates': brakes._replace(claims=general),
-  }
+  """All that the table may have, by the name of the study.
+
+  Of brakes only what is claimed of all of them: each one has two claims more.
+  """
+  found = {name: papers.experiment(name) for name in studies.EXPERIMENTS}
+  for name in studies.STUDIES:
+    made = studies.study(name).experiment
+    if name in brakes.STUDIES:
+      general = {one: made.claims[one] for one in brakes.GENERAL}
+      made = made._replace(claims=general)
+    found[name] = made
+  return found
 
 
 def values() -> dict[str, dict[str, Measured]]:
@@ -51,16 +54,15 @@ def values() -> dict[str, dict[str, Measured]]:
 
 
 def rows() -> dict[str, list[claims.Row]]:
-  """Every claim with its verdict, by study."""
-  known, found = values(), {}
-  for study, made in experiments().items():
-    of_study = known.get(study, {})
-    found[study] = [
+  """Every claim with its verdict, by study; of those that were run."""
+  return {
+    study: [
       claims.Row(name, claim, one, claims.verdict(claim, one))
-      for name, claim in made.claims.items()
+      for name, claim in experiments()[study].claims.items()
       for one in [of_study.get(name, claims.UNKNOWN)]
     ]
-  return found
+    for study, of_study in values().items()
+  }
 
 
 def markdown() -> str:

@@ -378,6 +378,6 @@ def _draw(numbers, found, figure, colors) -> str:
 
 EXPERIMENTS = {
   'normalized_optimizer': Experiment(
-    'E10', 'dividing by the deviation under Adam', CLAIMS, _run, _measure, _draw
+    'E10', 'dividing by the deviation under Adam', CLAIMS, _measure, _draw, _run
   )
 }

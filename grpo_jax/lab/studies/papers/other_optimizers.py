@@ -763,8 +763,8 @@ EXPERIMENTS = {
     'E16',
     'optimizers other than Adam past the clip',
     CLAIMS,
-    _run,
     _measure,
     _draw,
+    _run,
   ),
 }

@@ -345,16 +345,16 @@ EXPERIMENTS = {
     'E4',
     'the scale of the rewards',
     _SCALE_CLAIMS,
-    lambda full: _run_scale(),
     _measure_scale,
     _draw_scale,
+    lambda full: _run_scale(),
   ),
   'reward_jump': Experiment(
     'E5',
     'a jump of the reward scale',
     _JUMP_CLAIMS,
-    lambda full: _run_jump(),
     _measure_jump,
     _draw_jump,
+    lambda full: _run_jump(),
   ),
 }
