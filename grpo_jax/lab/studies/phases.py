@@ -8,7 +8,8 @@ gains in the last two.
 
 The arms are GRPO as it is, `divided`, and without the division, `plain`: with
 the same seeds, prompts and parameters to begin with. Phases are found in the
-run of `divided`, seed by seed, by the rule of `report.gradients`.
+run of `divided`, seed by seed, by the rule of `report.gradients`. Gradients are
+compared in that run alone: it takes longer than the training.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from grpo_jax.run.build import build
 from grpo_jax.run.build import environment as build_environment
 from grpo_jax.run.build import rewards as build_rewards
 
-_EVERY = 2  # rollouts; a measured one takes about twice as long
+_EVERY = 2  # rollouts; a measured one takes two to four times as long
 DIVIDED, PLAIN = METHODS
 
 
@@ -65,8 +66,8 @@ class Outcome:
     numbers: By name, a value of each rollout: `reward`, the mean; `reward_std`,
       the deviation within a group, mean over groups; `unequal`, the share of
       groups whose rewards are not all equal; `graded`, the share of rewards
-      that are neither 0 nor 1. And of each `_EVERY`-th rollout, NaN between,
-      `geometry_*` as `learner.instruments.geometry` has them.
+      that are neither 0 nor 1. And of each `_EVERY`-th rollout of `divided`,
+      NaN between, `geometry_*` as `learner.instruments.geometry` has them.
   """
 
   arm: Arm
@@ -78,11 +79,12 @@ class Outcome:
 def config_of(config: Config, arm: Arm, seed: int) -> Config:
   """The config of a run: what all arms share, an arm's loss, and a seed."""
   method = METHODS[arm.label]
+  every = _EVERY if arm.label == DIVIDED else 0
   return dataclasses.replace(
     config,
     seed=seed,
     learner=dataclasses.replace(config.learner, method=method),
-    log=dataclasses.replace(config.log, geometry_every_steps=_EVERY),
+    log=dataclasses.replace(config.log, geometry_every_steps=every),
   )
 
 
@@ -203,8 +205,9 @@ CLAIMS = {
   ),
   'gain_either': Claim(
     'The division gains in phase II by the phases of either run too (mean of '
-    'the gain in phase II of `divided` and in that of `plain`; the phase of '
-    f'one run alone favours what rose first there; {_SEEDS}).',
+    'the gain in phase II of `divided` and in that of `plain`, which begins '
+    'by the rewards of `plain` and ends with the other; the phase of one run '
+    f'alone favours what rose first there; {_SEEDS}).',
     'wanted of a fair comparison',
     low=claims.ABOVE_0,
   ),
@@ -277,10 +280,14 @@ def _of_seed(divided: Values, plain: Values | None) -> dict[str, Any]:
     `second` and `third`, the first rollout of these phases, counted from 1, or
     None; `reason`, why one is not found; and of all rollouts (`whole`), of each
     phase that was found (`phases`) and of each third of the run (`thirds`) what
-    `_of_span` returns. `by_plain` has the gain in each phase of `plain`.
+    `_of_span` returns. `by_plain` is the gain in phase II of `plain`, or None.
   """
   number = len(divided['reward'])
-  found, spans = _found(divided)
+  known = _known(divided)
+  found = gradients.phases(*(divided[x][known] for x in _OF_PHASES))
+  spans = gradients.spans(found, known, 0, number)
+  end = spans['III'].start if 'III' in spans else number
+  second = _second_by_rewards(plain, known, end) if plain else None
   cuts = [round(number * k / 3) for k in range(4)]
   thirds = dict(zip(gradients.NAMES, map(range, cuts, cuts[1:])))
 
@@ -296,22 +303,32 @@ def _of_seed(divided: Values, plain: Values | None) -> dict[str, Any]:
     },
     'reason': found.reason,
     'phases': each(spans),
-    'by_plain': {
-      name: _of_span(divided, plain, one)['gain']
-      for name, one in (_found(plain)[1] if plain else {}).items()
-    },
+    'by_plain': second and _of_span(divided, plain, second)['gain'],
     'thirds': each(thirds),
     'whole': _of_span(divided, plain, range(number)),
   }
 
 
-def _found(values: Values) -> tuple[gradients.Phases, dict[str, range]]:
-  """The phases of a run, and their rollouts, counted from 0."""
-  number = len(values['reward'])
-  needed = [values.get(name, np.full(number, math.nan)) for name in _OF_PHASES]
-  known = np.flatnonzero(np.all(np.isfinite(needed), axis=0))
-  found = gradients.phases(*(x[known] for x in needed))
-  return found, gradients.spans(found, known, 0, number)
+def _known(divided: Values) -> np.ndarray:
+  """The rollouts, counted from 0, in which gradients were compared."""
+  nothing = np.full(len(divided['reward']), math.nan)
+  needed = [divided.get(name, nothing) for name in _OF_PHASES]
+  return np.flatnonzero(np.all(np.isfinite(needed), axis=0))
+
+
+def _second_by_rewards(
+  plain: Values, known: np.ndarray, end: int
+) -> range | None:
+  """Phase II of a run whose gradients were not compared, if there is one.
+
+  Args:
+    plain: See `_of_seed`.
+    known: i64[K], the rollouts by which phases are told.
+    end: The first rollout of phase III of the other run, or that run's end.
+  """
+  no_third = np.zeros(len(known))
+  found = gradients.phases(plain['reward_std'][known], no_third, no_third)
+  return gradients.spans(found, known, 0, end).get('II') or None
 
 
 def _of_span(
@@ -389,9 +406,9 @@ def measure(found: Mapping[str, Any]) -> dict[str, Measured]:
     return [one[name] for one in of_runs if name in one]
 
   either = [
-    (one['phases']['II']['gain'][0] + one['by_plain']['II'][0]) / 2
+    (one['phases']['II']['gain'][0] + one['by_plain'][0]) / 2
     for one in seeds.values()
-    if 'II' in one['by_plain'] and 'II' in one['phases']
+    if one['by_plain'] and 'II' in one['phases']
   ]
   sides = [*_thresholds(seeds)]
   return {

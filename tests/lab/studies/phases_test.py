@@ -73,6 +73,7 @@ def outcomes_of(seed, graded=0.0, **changes):
         # As a file has what was not measured.
         name: [None if np.isnan(x) else float(x) for x in values]
         for name, values in {**series, 'reward': rewards[arm.label]}.items()
+        if arm.label == 'divided' or not name.startswith('geometry_')
       },
     )
     for arm in phases.ARMS
@@ -246,7 +247,7 @@ def test_phases_are_those_of_the_run_that_divides():
 
   def changed(one, reward_std):
     if one.arm.label == 'plain':
-      one.numbers['geometry_reward_std'] = reward_std
+      one.numbers['reward_std'] = reward_std
     return one
 
   none = [0.3] * STEPS
@@ -254,12 +255,21 @@ def test_phases_are_those_of_the_run_that_divides():
   assert found['seeds']['0']['second'] == 41
   verdicts = verdicts_of(found)
   assert verdicts['gain_second'] == HOLDS and verdicts['gain_either'] == OPEN
-  # It falls late, where the gain is 0.03.
-  later = np.repeat([0.45, 0.25], [100, 20]).tolist()
-  found = phases.numbers([changed(one, later) for one in outcomes()])
-  measured = phases.measure(found)
-  assert measured['gain_either'].mean == pytest.approx(0.04, abs=1e-3)
-  assert measured['gain_second'].mean == pytest.approx(0.05, abs=1e-3)
+
+  def fallen(rollout):
+    falls = np.repeat([0.45, 0.25], [rollout, STEPS - rollout]).tolist()
+    numbers = phases.numbers([changed(one, falls) for one in outcomes()])
+    return phases.measure(numbers)
+
+  # It falls early, where the gain is 0 still, and lasts as long as the other's:
+  # 20 rollouts without a gain, 50 with one.
+  early = fallen(20)
+  assert early['gain_either'].mean == pytest.approx(
+    (0.05 + 0.05 * 50 / 70) / 2, abs=1e-3
+  )
+  assert early['gain_second'].mean == pytest.approx(0.05, abs=1e-3)
+  # After the third phase of the other run has begun there is no second.
+  assert np.isnan(fallen(100)['gain_either'].mean)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +310,7 @@ def test_arms_differ_in_the_division_alone():
   assert plain.learner.method_kwargs == {'kl_coefficient': 0.1}
   assert divided.seed == plain.seed == 5
   assert divided.log.geometry_every_steps == 2
+  assert plain.log.geometry_every_steps == 0
 
 
 @pytest.mark.long
@@ -320,14 +331,15 @@ def test_a_study_of_both_arms(tmp_path):
   divided, plain = (done[arm, 0].numbers for arm in phases.ARMS)
   assert divided['reward'][0] == plain['reward'][0]
   assert divided['reward_std'][1:] != plain['reward_std'][1:]
+  assert not any(name.startswith('geometry_') for name in plain)
+  measured = np.array(divided['geometry_reward_std'], float)
+  assert np.isfinite(measured).tolist() == [True, False, True, False]
+  np.testing.assert_allclose(
+    measured[::2], np.array(divided['reward_std'])[::2], rtol=1e-6
+  )
+  zero = np.array(divided['geometry_zero'], float)[::2]
+  np.testing.assert_allclose(np.array(divided['unequal'])[::2], 1 - zero)
   for one in (divided, plain):
-    measured = np.array(one['geometry_reward_std'], float)
-    assert np.isfinite(measured).tolist() == [True, False, True, False]
-    np.testing.assert_allclose(
-      measured[::2], np.array(one['reward_std'])[::2], rtol=1e-6
-    )
-    zero = np.array(one['geometry_zero'], float)[::2]
-    np.testing.assert_allclose(np.array(one['unequal'])[::2], 1 - zero)
     assert {*one['graded']} == {0.0}
   text = json.dumps(study.to_json(judged))
   assert 'gain_second' in text
