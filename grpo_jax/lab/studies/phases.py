@@ -359,7 +359,8 @@ def _of_span(
   for name, values in series.items():
     some = values[part][np.isfinite(values[part])]
     if len(some):
-      found[name] = list(gradients.mean_over_rollouts(some))
+      mean, half, _ = gradients.mean_over_rollouts(some)
+      found[name] = [mean, half]
   return found
 
 
