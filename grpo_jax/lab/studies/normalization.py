@@ -115,7 +115,7 @@ SMOLLM2 = Plan(
   'dividing by the deviation on SmolLM2-135M',
   {
     'SGD': Optimizer(False, (0.0, 0.0), (1e-3, 3e-3, 1e-2, 3e-2)),
-    'Adam': Optimizer(True, (0.0, 1e-8), (1e-5, 3e-5, 1e-4)),
+    'Adam': Optimizer(True, (0.0, 1e-8), (1e-5, 3e-5, 1e-4, 3e-4)),
     'Adam-epsilon-0.01': Optimizer(True, (0.0, 0.01), (1e-4, 3e-4, 1e-3, 3e-3)),
   },
 )

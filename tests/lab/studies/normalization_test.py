@@ -107,7 +107,7 @@ def test_of_fewer_optimizers_nothing_is_claimed_of_the_others():
 def test_every_arm_has_its_twin_and_its_loss():
   labels = [arm.label for arm in PLAN.arms]
   assert labels[:2] == ['SGD-0.005-divided', 'SGD-0.005-plain']
-  assert len(set(labels)) == 50 and len(normalization.SMOLLM2.arms) == 22
+  assert len(set(labels)) == 50 and len(normalization.SMOLLM2.arms) == 24
   config = runs.small()
   divided, plain = (
     normalization.config_of(config, arm, 7).learner for arm in PLAN.arms[:2]
