@@ -215,8 +215,8 @@ CHAPTERS = (
     'On small policies the division then changes little; with a large epsilon '
     'it helps Adam. At low rates it helps SGD; at best rates no gain is shown. '
     'On a small transformer under Adam it changes failures by less than a '
-    'tenth either way. On SmolLM2 it helps at low rates, mostly as a longer '
-    'step would; at best rates three seeds decide nothing.',
+    'tenth either way. On SmolLM2 it helps SGD at low rates; at best rates '
+    'three seeds decide nothing.',
     ('normalized_optimizer', 'normalization', 'normalization_smollm2'),
   ),
 )
