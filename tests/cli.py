@@ -25,12 +25,16 @@ QUICK = (
     else ()
   ),
   '--xla_cpu_parallel_codegen_split_count=1',
-  # With it a call in a hundred of a program in models/meshed.py gave NaN, which
-  # therefore does without; without it learner/experts_test.py ends the process
+  # See `DEFAULT_SCHEDULER`. Without it learner/experts_test.py ends the process
   # (jaxlib 0.10.2).
   '--xla_cpu_enable_concurrency_optimized_scheduler=false',
 )
 """XLA flags with which compiling takes a third of the time."""
+DEFAULT_SCHEDULER = {'xla_cpu_enable_concurrency_optimized_scheduler': True}
+"""Compiler options of programs whose collectives are many.
+
+Without them a call in a hundred of a program in models/meshed.py gave NaN.
+"""
 JUDGE = '--config.rewards=({"name":"tests.judges:even","weight":1.0},)'
 
 

@@ -13,11 +13,9 @@ from grpo_jax.learner import gradient
 from grpo_jax.learner import step
 from grpo_jax.mesh import sharding
 from grpo_jax.models import lora
+from tests import cli
 from tests import learning
 from tests.models.weights.parity_test import EXACT
-
-# See `cli.QUICK`.
-DEFAULTS = {'xla_cpu_enable_concurrency_optimized_scheduler': True}
 
 
 def errors(model: models.Transformer, params: Any) -> Iterator[float]:
@@ -74,7 +72,7 @@ def differentiated(
     for tree in (params, frozen)
   )
   with EXACT():
-    result = jax.jit(run, compiler_options=DEFAULTS)(
+    result = jax.jit(run, compiler_options=cli.DEFAULT_SCHEDULER)(
       params, frozen, batch, rows
     )
   return jax.device_get(result)

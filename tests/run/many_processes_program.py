@@ -30,6 +30,7 @@ from grpo_jax.run import judging
 from grpo_jax.run import learning
 from grpo_jax.run import loop
 from grpo_jax.run import policy as policies
+from tests import cli
 from tests import judges
 from tests import runs
 from tests.run import played
@@ -242,7 +243,7 @@ def in_flight(folder, rank, stop, programs=200, sums=24):
   del folder, rank, stop
   mesh = jax.make_mesh((4,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=cli.DEFAULT_SCHEDULER)
   @functools.partial(
     jax.shard_map,
     mesh=mesh,

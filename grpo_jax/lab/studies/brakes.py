@@ -147,9 +147,7 @@ STUDIES = {
   'brakes_updates': _over(
     _RATES, ('none', 'decay', 'project', 'narrow', 'rollback')
   ),
-  'brakes_smollm2': _over(
-    _RATES_SMOLLM2, ('none', 'decay', 'project', 'narrow')
-  ),
+  'brakes_smollm2': _over(_RATES_SMOLLM2, ('none', 'project', 'narrow')),
 }
 
 
