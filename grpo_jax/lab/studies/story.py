@@ -126,7 +126,8 @@ CHAPTERS = (
     'equal. If the weights go by 1 / length, short completions pull harder, '
     'and the sum has a sign.',
     'The sums are as the paper says, on small policies, on a transformer and '
-    'on the first turns of episodes, which a group shares too. What fails is '
+    'on the first turns of episodes, which a group shares too; there 1 / '
+    'length also turns the gradient further than chance does. What fails is '
     'to read more into them: DAPO moves a shared token although its sum is 0 '
     'in each group, and in a transformer other tokens move a shared one more '
     'than its own sum does.',

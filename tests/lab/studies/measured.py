@@ -19,6 +19,7 @@ from grpo_jax.lab.studies import brakes
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
+from grpo_jax.lab.studies import story
 from grpo_jax.lab.studies.claims import Measured
 
 FILE = pathlib.Path(__file__).with_suffix('.json')
@@ -26,7 +27,7 @@ FILE = pathlib.Path(__file__).with_suffix('.json')
 
 @functools.cache
 def experiments() -> Mapping[str, claims.Experiment]:
-  """All that the table may have, by the name of the study.
+  """All that the table may have, by the name in `claims.json`.
 
   Of brakes only what is claimed of all of them: each one has two claims more.
   """
@@ -37,6 +38,8 @@ def experiments() -> Mapping[str, claims.Experiment]:
       general = {one: made.claims[one] for one in brakes.GENERAL}
       made = made._replace(claims=general)
     found[name] = made
+    if len(story.trainings(name)) > 1:  # as `trained.read` calls the other one
+      found[f'{name}-episodes'] = made
   return found
 
 
