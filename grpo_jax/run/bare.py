@@ -7,12 +7,8 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import pathlib
-import tempfile
 from typing import Any
 from typing import NamedTuple
-
-import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from grpo_jax import monitor
 from grpo_jax.config import Config
@@ -88,37 +84,3 @@ def trained(
       source.publish(state.params, step + 1)
       measured = {**learned.measured, **learned.findings.numbers}
       yield Trained(rollout, measured, learned.secs, layout)
-
-
-@contextlib.contextmanager
-def compiled_once() -> Iterator[None]:
-  """Inside this context a program is compiled once for all runs.
-
-  Every run builds its own functions, and `jax.jit` compiles each new function.
-  JAX's cache on disk compares what functions compute, so it finds equal ones.
-  It lies in a temporary directory unless JAX has been given another. Runs that
-  differ in the seed alone have the same programs; the learning rate is a
-  constant in a program, so another one means another program.
-  """
-  before = {
-    name: getattr(jax.config, name)
-    for name in (
-      'jax_compilation_cache_dir',
-      'jax_persistent_cache_min_compile_time_secs',
-    )
-  }
-  if before['jax_compilation_cache_dir']:
-    yield
-    return
-  with tempfile.TemporaryDirectory() as directory:
-    for name, value in zip(before, (directory, 0), strict=True):
-      jax.config.update(name, value)
-    # JAX looks for its cache only once, when it first compiles a program;
-    # without this, the new directory might be ignored.
-    compilation_cache.reset_cache()
-    try:
-      yield
-    finally:
-      for name, value in before.items():
-        jax.config.update(name, value)
-      compilation_cache.reset_cache()

@@ -167,7 +167,7 @@ def run(
   chosen = [known[label] for label in known if not only or label in only]
   workdir = pathlib.Path(workdir).absolute()
   config = dataclasses.replace(config, steps=steps)
-  with workdir_lib.claimed(workdir, config), bare.compiled_once():
+  with workdir_lib.claimed(workdir, config):
     # Not anew: nothing that an earlier start has left is moved away.
     workdir_lib.record(workdir, config, anew=False)
     _end_last_line(_file(sweep, workdir))
