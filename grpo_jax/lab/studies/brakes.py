@@ -120,7 +120,7 @@ ARMS = (
 # By the updates per rollout: wider than grids at whose ends best rates lay.
 _RATES = {
   4: (1e-3, 5e-4, 2e-4, 1e-4),
-  8: (5e-4, 2e-4, 1e-4, 5e-5),
+  8: (1e-3, 5e-4, 2e-4, 1e-4, 5e-5),
   16: (5e-4, 2e-4, 1e-4, 5e-5, 2e-5),
 }
 _RATES_SMOLLM2 = {
