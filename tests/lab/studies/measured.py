@@ -4,6 +4,9 @@
 of a file that `grpo-jax study` has written, or out of several, and puts them
 into `measured.json`. That file has numbers alone: claims and their ranges are
 those of the code, and `tests.readmes` computes the verdicts.
+
+Of a study that trains runs, give the workdir. What its runs have measured in
+hours is then kept in the folder `runs` too, for pages to show.
 """
 
 import collections
@@ -20,9 +23,11 @@ from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
 from grpo_jax.lab.studies import story
+from grpo_jax.lab.studies import trained
 from grpo_jax.lab.studies.claims import Measured
 
 FILE = pathlib.Path(__file__).with_suffix('.json')
+RUNS = FILE.parent / 'runs'
 
 
 @functools.cache
@@ -92,11 +97,27 @@ def markdown() -> str:
   return '\n'.join([*lines, '', *pages.symbols_markdown()])
 
 
+def keep(workdir: pathlib.Path) -> None:
+  """Copies into `runs` what `trained.read` reads, and no name of a machine."""
+  target = RUNS / workdir.name
+  (target / 'claims').mkdir(parents=True, exist_ok=True)
+  config = json.loads((workdir / 'config.json').read_text())
+  about = {'environment': {'name': config['environment']['name']}}
+  (target / 'config.json').write_text(json.dumps(about) + '\n')
+  read = json.loads((workdir / 'claims' / 'claims.json').read_text())
+  (target / 'claims' / 'claims.json').write_text(json.dumps(read) + '\n')
+
+
 def main() -> None:
-  """Updates `measured.json`."""
+  """Updates `measured.json`, and `runs`."""
   kept = json.loads(FILE.read_text()) if FILE.exists() else {}
-  for path in sys.argv[1:]:
-    for study, one in json.loads(pathlib.Path(path).read_text()).items():
+  for path in map(pathlib.Path, sys.argv[1:]):
+    if path.is_dir():
+      keep(path)
+      read = pages.to_json(trained.read([str(path)]))
+    else:
+      read = json.loads(path.read_text())
+    for study, one in read.items():
       if study in experiments():
         wanted = experiments()[study].claims
         kept[study] = {

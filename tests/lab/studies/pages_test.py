@@ -10,6 +10,7 @@ from grpo_jax.lab import studies
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import pages
 from grpo_jax.lab.studies import papers
+from grpo_jax.lab.studies import trained
 from tests import cli
 from tests.lab.studies import made as made_up
 from tests.lab.studies import measured
@@ -68,6 +69,17 @@ def test_the_table_of_claims_has_what_was_measured_and_nothing_else():
   for study in known:
     assert known[study].keys() == made[study].claims.keys(), study
   assert {*studies.EXPERIMENTS} <= set(known)
+
+
+@pytest.mark.parametrize('workdir', sorted(measured.RUNS.iterdir()))
+def test_the_table_has_what_the_runs_that_are_kept_have_measured(workdir):
+  """Otherwise: `python -m tests.lab.studies.measured WORKDIR`."""
+  ((name, result),) = trained.read([str(workdir)]).items()
+  computed = {row.name: row.measured for row in result.rows}
+  for claim, (*numbers, example) in measured.values()[name].items():
+    *again, of = computed[claim]
+    assert numbers == pytest.approx(again, rel=1e-6, nan_ok=True), claim
+    assert example == of, claim
 
 
 def test_verdicts_of_the_table_follow_from_its_numbers(tmp_path, monkeypatch):
