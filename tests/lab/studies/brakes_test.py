@@ -83,12 +83,12 @@ def test_arms_are_named_by_what_is_not_as_in_the_base():
 
 def test_every_brake_has_a_control_at_each_number_of_updates():
   arms = brakes.STUDIES['brakes_updates']
-  assert len({arm.label for arm in arms}) == len(arms) == 65
+  assert len({arm.label for arm in arms}) == len(arms) == 70
   made = [outcome(arm, 0, 0.5, kl=arm.lr * arm.updates) for arm in arms]
   summary = brakes.summarise(made)
   assert len(summary.best) == 15  # of four rates each, or five
   nearest = {m.arm: m.control for m in summary.matches if m.by == 'nearest KL'}
-  assert len(nearest) == 52  # all arms with a brake
+  assert len(nearest) == 56  # all arms with a brake
   for arm in (Arm('project', 16, 5e-5), Arm('decay', 4, 2e-4)):
     assert nearest[arm].lr * nearest[arm].updates == arm.lr * arm.updates
 
