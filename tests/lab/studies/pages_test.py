@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 import sys
 
 import pytest
@@ -69,6 +70,12 @@ def test_the_table_of_claims_has_what_was_measured_and_nothing_else():
   for study in known:
     assert known[study].keys() == made[study].claims.keys(), study
   assert {*studies.EXPERIMENTS} <= set(known)
+
+
+def test_the_command_of_the_readme_shows_all_runs_that_are_kept():
+  readme = pathlib.Path(studies.__file__).with_name('README.md').read_text()
+  kept = ','.join(sorted(one.name for one in measured.RUNS.iterdir()))
+  assert f' --run=tests/lab/studies/runs/{{{kept}}}\n' in readme
 
 
 @pytest.mark.parametrize('workdir', sorted(measured.RUNS.iterdir()))
