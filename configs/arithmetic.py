@@ -68,7 +68,6 @@ def get_config(argument: str = '') -> ConfigDict:
     config.optim.overshoot_every_steps = 1
   if brake in _METHODS:
     config.learner.method = _METHODS[brake]
-    config.learner.method_kwargs = {}
   else:
     config.optim.brake = brake
   return config

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import inspect
 import math
 import statistics
 from typing import Any
@@ -30,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from grpo_jax import losses
 from grpo_jax.config import Config
 from grpo_jax.lab.report import curves
 from grpo_jax.lab.report.curves import Interval
@@ -55,7 +57,13 @@ _GROUP = 8  # completions per prompt
 # short training, and no more than this.
 _RISE = 5
 _MEASURED_EVERY = 5  # rollouts from one measurement of overshoot to the next
-_LOSSES = {  # the brakes that are losses; the others are values of optim.brake
+_METHOD = 'grpo'
+_KL_COEFFICIENT = (
+  inspect.signature(losses.methods.grpo).parameters['kl_coefficient'].default
+)
+# The brakes that are losses: that method with another clip, and nothing else
+# that differs. The others are values of optim.brake.
+_LOSSES = {
   'narrow': 'grpo_jax.losses.contrib:coasting_grpo',
   'rollback': 'grpo_jax.losses.contrib:rollback_grpo',
 }
@@ -123,10 +131,11 @@ _RATES = {
   8: (1e-3, 5e-4, 2e-4, 1e-4, 5e-5),
   16: (5e-4, 2e-4, 1e-4, 5e-5, 2e-5),
 }
+# Four times as far apart: of rates nearer by, few seeds cannot tell the best.
 _RATES_SMOLLM2 = {
-  4: (8e-5, 4e-5, 2e-5),
-  8: (4e-5, 2e-5, 1e-5),
-  16: (4e-5, 2e-5, 1e-5),
+  4: (1.6e-4, 4e-5, 1e-5),
+  8: (8e-5, 2e-5, 5e-6),
+  16: (4e-5, 1e-5, 2.5e-6),
 }
 
 
@@ -175,7 +184,13 @@ def config_of(config: Config, arm: Arm, seed: int) -> Config:
   learner = dataclasses.replace(config.learner, batches=1, epochs=arm.updates)
   if arm.brake in _LOSSES:
     learner = dataclasses.replace(
-      learner, method=_LOSSES[arm.brake], method_kwargs={}
+      learner,
+      method=_LOSSES[arm.brake],
+      # By themselves they have another KL term: none.
+      method_kwargs={
+        'kl_coefficient': _KL_COEFFICIENT,
+        **learner.method_kwargs,
+      },
     )
   return dataclasses.replace(
     config,
@@ -735,10 +750,20 @@ def study(name: str) -> sweeps.Study:
   Args:
     name: One of `STUDIES`.
   """
-  sweep = sweeps.Sweep(name, STUDIES[name], Arm, Outcome, run_arm, _progress)
+  sweep = sweeps.Sweep(
+    name, STUDIES[name], Arm, Outcome, run_arm, _progress, _check
+  )
   return sweeps.Study(
     sweep, experiment(name), numbers, summarise, show, to_json
   )
+
+
+def _check(config: Config) -> None:
+  if config.learner.method != _METHOD:
+    raise ValueError(
+      f'learner.method={config.learner.method!r} in a study of brakes, two of '
+      f'which are {_METHOD} with another clip; give learner.method={_METHOD!r}.'
+    )
 
 
 def _progress(outcome: Outcome) -> str:

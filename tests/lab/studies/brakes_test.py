@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 
@@ -9,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from grpo_jax import losses
 from grpo_jax.lab.studies import brakes
 from grpo_jax.lab.studies import claims
 from grpo_jax.lab.studies import sweeps
 from grpo_jax.lab.studies.brakes import Arm
 from grpo_jax.lab.studies.brakes import Outcome
+from grpo_jax.losses import contrib
 from grpo_jax.run import sampling
 from tests import cli
 from tests import runs
@@ -186,7 +189,6 @@ def test_what_was_not_run_or_has_one_seed_has_no_verdict():
 def test_each_brake_has_its_config():
   config = runs.small(steps=30)
   narrow = brakes.config_of(config, Arm('narrow', 4, 1e-4), 7)
-  assert narrow.learner.method_kwargs == {}  # what `build` fills
   assert narrow.learner.method.endswith(':coasting_grpo')
   assert narrow.optim.brake == 'none' and narrow.optim.lr == 1e-4
   assert narrow.optim.warmup_steps == 20 and narrow.learner.epochs == 4
@@ -197,6 +199,41 @@ def test_each_brake_has_its_config():
   assert project.optim.overshoot_every_steps == 5
   short = brakes.config_of(runs.small(steps=6), PROJECT, 7)
   assert short.optim.warmup_steps == 2 * PROJECT.updates
+
+
+@pytest.mark.parametrize('brake', ['narrow', 'rollback'])
+@pytest.mark.parametrize(
+  'kwargs', [{}, {'kl_coefficient': 0.1}, {'kl_coefficient': 0.0, 'high': 0.3}]
+)
+def test_a_brake_that_is_a_loss_is_the_method_with_another_clip(brake, kwargs):
+  plain = with_method('grpo', kwargs)
+  given = brakes.config_of(plain, Arm(brake), 0).learner
+  _, _, name = given.method.partition(':')
+  braked = arguments_of(getattr(contrib, name), given.method_kwargs)
+  wanted = arguments_of(losses.methods.grpo, kwargs)
+  common = ('low', 'high', 'kl_coefficient')
+  assert [braked[one] for one in common] == [wanted[one] for one in common]
+
+
+def with_method(name, kwargs):
+  config = runs.small()
+  learner = dataclasses.replace(
+    config.learner, method=name, method_kwargs=kwargs
+  )
+  return dataclasses.replace(config, learner=learner)
+
+
+def arguments_of(function, kwargs):
+  bound = inspect.signature(function).bind(**kwargs)
+  bound.apply_defaults()
+  return bound.arguments
+
+
+def test_brakes_of_another_method_are_refused(tmp_path):
+  config = with_method('dapo', {})
+  with pytest.raises(ValueError, match="give learner.method='grpo'"):
+    sweeps.conduct(brakes.study('brakes'), config, tmp_path, 1, 2)
+  assert not any(tmp_path.iterdir())
 
 
 def test_means_are_over_the_rollouts_that_were_measured():
