@@ -162,11 +162,12 @@ CHAPTERS = (
     'The law by which these steps decay is exact, and they add up to about ten '
     'times the last one before the clip; SGD and RMSProp stop at once. On '
     'language models momentum moves clipped tokens on as well. Projection '
-    'takes nearly all of it away, rollback two thirds, the other brakes '
-    'little, and no gain in reward is shown. Tokens of older policies are '
-    'clipped more often to begin with. What momentum does past the clip rises '
-    'with the age of the policy where nothing corrects for it, and falls with '
-    'a ratio to the policy that drew, in single turns and in episodes.',
+    'takes nearly all of it away, rollback and a narrower clip a fifth or '
+    'more, the other brakes less, and no gain in reward is shown. Tokens of '
+    'older policies are clipped more often to begin with. What momentum does '
+    'past the clip rises with the age of the policy where nothing corrects '
+    'for it, and falls with a ratio to the policy that drew, in single turns '
+    'and in episodes.',
     (
       'coasting_ratio',
       'coasting_distance',
