@@ -619,12 +619,13 @@ def draw(numbers, found, figure, colors) -> str:
     (panels[1], at_kl, 'at the nearest KL per rollout'),
   ):
     counts = sorted({updates for _, updates in gains})
+    middle = (len(counts) - 1) / 2
     for place, (color, updates) in enumerate(zip(figures.SERIES, counts)):
       kinds = [kind for kind in gains if kind[1] == updates]
       axes.errorbar(
         [gains[kind].gap.mean for kind in kinds],
-        # Series of one brake lie beneath each other.
-        [names.index(brake) + 0.16 * (place - 1) for brake, _ in kinds],
+        # Series of one brake lie beneath each other, about its row.
+        [names.index(brake) + 0.16 * (place - middle) for brake, _ in kinds],
         xerr=[gains[kind].gap.half for kind in kinds],
         fmt='o',
         markersize=4,
@@ -633,6 +634,7 @@ def draw(numbers, found, figure, colors) -> str:
       )
     axes.axvline(0, color=colors['faint'], linewidth=1)
     axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.5, max(len(names), 1) - 0.5)
     axes.locator_params(axis='x', nbins=5)
     axes.set(
       xlabel='reward with the brake - without',

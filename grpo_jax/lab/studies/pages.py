@@ -150,6 +150,7 @@ _WHOSE = (
 )
 
 
+_BESIDE = 6  # verdicts that are about as high as the figure beside them
 _NOT_RUN = (
   'To have a study that trains runs on this page too, give its workdir as '
   '--run=WORKDIR to grpo-jax study all.'
@@ -163,7 +164,8 @@ class Result(NamedTuple):
     experiment: Its claims.
     numbers: What it measured.
     rows: The verdict on each claim.
-    seconds: What it took.
+    seconds: What it took; of a study that trains runs, all of them together.
+      NaN if that is not known.
     setting: What its trainings were about, see `story.Training`; '' for an
       experiment that trains no runs, or where nobody asks.
   """
@@ -224,8 +226,9 @@ def show(results: Mapping[str, Result], page: pathlib.Path) -> None:
   """
   shown = {}
   for done in results.values():
-    title = f'{done.heading} ({done.seconds:.1f} s)'
-    shown[title] = [cells(row) for row in done.rows]
+    shown[f'{done.heading}{_took(done, " ({} s)")}'] = [
+      cells(row) for row in done.rows
+    ]
   found = [f'{number} {kind}' for kind, number in counts(results).items()]
   files = f'{page}: {", ".join(found)}.'
   show_tables(shown, f'{_NOTES}\n{files}')
@@ -349,11 +352,11 @@ def _shown(
   done: Result, drawn: Mapping[str, str], folder: pathlib.Path
 ) -> _Shown:
   """The curves of a figure if they are all of it, else the picture."""
-  title, measured = drawn['title'], f'Measured in {done.seconds:.1f} s.'
+  title, measured = drawn['title'], _took(done, 'Measured in {} s.')
   charts, is_all = figures.make_charts(done.experiment, done.numbers)
   if is_all:
-    parts = [report.Text(title), *charts, report.Text(measured, 'note')]
-    return _Shown(parts, [])
+    note = [report.Text(measured, 'note')] if measured else []
+    return _Shown([report.Text(title), *charts, *note], [])
   light, dark = ((folder / drawn[mode]).read_bytes() for mode in _MODES)
   picture = report.Picture(title, light, dark, measured)
   return _Shown([picture], [*charts])
@@ -484,8 +487,10 @@ def _chapter(
     for name, done in some.items():
       parts += [
         report.Text(done.heading, 'heading'),
-        report.Pair(shown[name].figure, [_findings(name, done)]),
+        report.Pair(shown[name].figure, [_findings(name, done.rows[:_BESIDE])]),
       ]
+      if below := done.rows[_BESIDE:]:
+        parts.append(_findings(name, below))
     if len(some) > 1:
       parts.append(_compared(some))
     missing += _missing(study, list(some.values()), has_runs)
@@ -506,20 +511,24 @@ def _chapter(
   return report.Section(chapter.title, [*first, *parts])
 
 
-def _findings(name: str, done: Result) -> report.Findings:
-  """The verdicts on an experiment's claims, which lead to their numbers."""
+def _findings(name: str, rows: Sequence[claims.Row]) -> report.Findings:
+  """The verdicts on claims of an experiment, which lead to their numbers."""
   return report.Findings(
     [
       report.Finding(
         row.verdict,
         _MARKS[row.verdict],
         report.Link(row.claim.text, f'{_CLAIMS}#{_anchor(name, row)}'),
-        f'measured {claims.value(row.measured)}, expected '
-        f'{claims.expected(row.claim)}',
+        f'{_measured_text(row)}, expected {claims.expected(row.claim)}',
       )
-      for row in done.rows
+      for row in rows
     ]
   )
+
+
+def _measured_text(row: claims.Row) -> str:
+  was_measured = not math.isnan(row.measured.mean)
+  return 'measured ' * was_measured + claims.value(row.measured)
 
 
 def _compared(some: Mapping[str, Result]) -> report.Table:
@@ -575,7 +584,7 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
       '',
       f'## {_in_markdown(done.heading)}',
       '',
-      f'{title} ({done.seconds:.1f} s)',
+      f'{title}{_took(done, " ({} s)")}',
       '',
       '<picture>',
       f'<source media="(prefers-color-scheme: dark)" srcset="{shown["dark"]}">',
@@ -584,6 +593,12 @@ def _markdown(results: Mapping[str, Result], drawn) -> str:
     ]
   lines += ['', '## Symbols', '', *symbols_markdown()]
   return '\n'.join(lines) + '\n'
+
+
+def _took(done: Result, text: str) -> str:
+  """The text with the time in it; '' if that is not known."""
+  known = math.isfinite(done.seconds)
+  return text.format(f'{done.seconds:.1f}') if known else ''
 
 
 def _in_markdown(text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import sys
@@ -48,6 +49,18 @@ class Sweep(NamedTuple):
   train: Callable[..., Any]
   progress: Callable[[Any], str]
   check: Callable[[Config], None] = lambda config: None
+
+
+class Done(NamedTuple):
+  """A run that is done.
+
+  Attributes:
+    outcome: What it measured.
+    secs: What it took; NaN if its line does not say, as of earlier code.
+  """
+
+  outcome: Any
+  secs: float
 
 
 class Study(NamedTuple):
@@ -95,16 +108,16 @@ def conduct(
   Raises:
     ValueError: See `run`.
   """
-  begun = time.monotonic()
-  outcomes = run(study.sweep, config, workdir, seeds, steps, only)
-  return judge(study, outcomes, workdir, time.monotonic() - begun)
+  done = run(study.sweep, config, workdir, seeds, steps, only)
+  outcomes, secs = zip(*done, strict=True)
+  return judge(study, outcomes, workdir, sum(secs))
 
 
 def judge(
   study: Study,
   outcomes: Sequence[Any],
   workdir: str | pathlib.Path,
-  seconds: float = 0.0,
+  seconds: float = math.nan,
 ) -> pages.Judged:
   """Gives a verdict on each claim, and writes the pages.
 
@@ -112,7 +125,8 @@ def judge(
     study: What is claimed.
     outcomes: One per arm and seed.
     workdir: Of the study; its folder `claims` gets the pages.
-    seconds: That the runs took.
+    seconds: That the runs took, in whatever starts of the study; NaN if that is
+      not known.
   """
   numbers = study.numbers(outcomes)
   experiment = claims.asked(study.experiment, numbers)
@@ -130,7 +144,7 @@ def run(
   seeds: int,
   steps: int,
   only: Sequence[str] = (),
-) -> list[Any]:
+) -> list[Done]:
   """Does the runs that are not done yet.
 
   Args:
@@ -142,7 +156,7 @@ def run(
     only: Labels of the arms to run; empty: all arms.
 
   Returns:
-    The outcomes of these arms, seeds and steps, seed by seed.
+    The runs of these arms, seeds and steps, seed by seed.
 
   Raises:
     ValueError: A label is unknown, there is less than one seed or rollout, the
@@ -202,6 +216,7 @@ def _run_all(
     outcome = sweep.train(config, arm, seed, warmed[seed])
     secs = time.monotonic() - begun
     line = pages.without_nan(dataclasses.asdict(outcome))
+    line['secs'] = round(secs, 1)
     # Appended at once: an interruption loses only the run that is under way.
     with _file(sweep, workdir).open('a') as lines:
       lines.write(json.dumps(line) + '\n')
@@ -241,8 +256,8 @@ def _file(sweep: Sweep, workdir: pathlib.Path) -> pathlib.Path:
 
 def read(
   sweep: Sweep, workdir: pathlib.Path, steps: int
-) -> dict[tuple[Any, int], Any]:
-  """The outcomes of runs with this many rollouts so far, by arm and seed.
+) -> dict[tuple[Any, int], Done]:
+  """The runs with this many rollouts so far, by arm and seed.
 
   Raises:
     ValueError: A line of the file is no outcome of this study.
@@ -251,7 +266,9 @@ def read(
   lines = file.read_text().splitlines() if file.exists() else []
   for number, line in enumerate(lines, start=1):
     try:
-      outcome = outcome_of(sweep.arm, sweep.outcome, json.loads(line))
+      fields = json.loads(line)
+      secs = float(fields.pop('secs', math.nan))
+      outcome = outcome_of(sweep.arm, sweep.outcome, fields)
     except (
       AttributeError, KeyError, TypeError, ValueError, RecursionError
     ) as error:  # fmt: skip
@@ -260,7 +277,7 @@ def read(
         'remove the line, and its run is done again.'
       ) from error
     if outcome.steps == steps:
-      found[outcome.arm, outcome.seed] = outcome
+      found[outcome.arm, outcome.seed] = Done(outcome, secs)
   return found
 
 

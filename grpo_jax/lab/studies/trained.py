@@ -6,6 +6,7 @@ it is now.
 
 from collections.abc import Sequence
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -89,7 +90,8 @@ def _result(
   """A study with verdicts on its numbers."""
   made = studies.study(name).experiment
   try:
-    numbers, seconds = saved['numbers'], float(saved['seconds'])
+    numbers, seconds = saved['numbers'], saved['seconds']
+    seconds = math.nan if seconds is None else float(seconds)
     made = claims.asked(made, numbers)
     rows = claims.check(made, numbers)
     result = pages.Result(made, numbers, rows, seconds, setting)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -180,19 +181,28 @@ def test_runs_that_are_done_are_not_done_again(tmp_path, monkeypatch):
   )
   given = made, runs.small(), tmp_path
   found = sweeps.run(*given, seeds=2, steps=4)
-  assert found == [outcome(arm, seed, 4) for seed in (0, 1) for arm in arms]
+  wanted = [outcome(arm, seed, 4) for seed in (0, 1) for arm in arms]
+  assert [one.outcome for one in found] == wanted
   assert begun == [(arm, seed, seed) for seed in (0, 1) for arm in arms]
   lines = (tmp_path / 'made.jsonl').read_text().splitlines()
   assert json.loads(lines[1])['arm'] == {
     'optimizer': 'SGD', 'lr': 0.005, 'method': 'plain',
     'label': 'SGD-0.005-plain',
   }  # fmt: skip
+  assert [json.loads(line)['secs'] for line in lines] == [
+    one.secs for one in found
+  ]
+  old = json.loads(lines[0])
+  del old['secs']  # as earlier code wrote it
+  lines[0] = json.dumps(old)
   (tmp_path / 'made.jsonl').write_text('\n'.join(lines[:4]) + '\n')
   begun.clear()
-  assert sweeps.run(*given, seeds=2, steps=4) == found
+  again = sweeps.run(*given, seeds=2, steps=4)
+  assert [one.outcome for one in again] == wanted
   assert begun == [(arm, 1, 1) for arm in arms[1:]]
+  assert [math.isnan(one.secs) for one in again] == [True] + [False] * 5
   only = sweeps.run(*given, seeds=1, steps=4, only=[arms[2].label])
-  assert only == found[2:3] and len(begun) == 2
+  assert only == again[2:3] and len(begun) == 2
 
 
 @pytest.mark.long

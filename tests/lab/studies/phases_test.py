@@ -328,7 +328,7 @@ def test_a_study_of_both_arms(tmp_path):
   judged = sweeps.conduct(study, config, tmp_path, 1, 4)
   assert (judged.folder / 'claims.html').exists()
   done = sweeps.read(study.sweep, tmp_path, 4)
-  divided, plain = (done[arm, 0].numbers for arm in phases.ARMS)
+  divided, plain = (done[arm, 0].outcome.numbers for arm in phases.ARMS)
   assert divided['reward'][0] == plain['reward'][0]
   assert divided['reward_std'][1:] != plain['reward_std'][1:]
   assert not any(name.startswith('geometry_') for name in plain)

@@ -123,7 +123,9 @@ def test_a_study_of_two_arms(tmp_path):
   assert (judged.folder / 'claims.html').exists()
   done = sweeps.read(study.sweep, tmp_path, 6)
   assert {arm.label for arm, _ in done} == {*only}
-  for (arm, _), one in done.items():
+  took = [one.secs for one in done.values()]
+  assert judged.results['staleness'].seconds == sum(took) and min(took) > 0
+  for (arm, _), (one, _) in done.items():
     measured = [x for x in one.numbers['outside'] if x is not None]
     assert len(measured) == 2  # of six rollouts each fifth
     old = one.numbers['ess'][3:]

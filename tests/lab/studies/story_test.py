@@ -1,6 +1,7 @@
 """The page for readers: chapters, figures beside verdicts, links to numbers."""
 
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -87,6 +88,25 @@ def test_a_figure_stands_before_its_verdicts_and_these_lead_to_numbers():
   assert one.statement.target == 'claims.html#surrogate_value-one'
   assert one.note == 'measured 2 ± 0.25, expected ≥ 1'
   assert not rest
+
+
+def test_what_was_not_measured_is_said_to_be_so():
+  results = {'surrogate_value': made.result(math.nan, 'E7')}
+  *_, pair = parts_of(results, 'loss does')
+  (said,) = pair.second[0].rows
+  assert said.note == 'not measured, expected ≥ 1'
+
+
+def test_verdicts_that_find_no_room_beside_the_figure_stand_below_it():
+  done = made.result(2.0, 'E7')
+  rows = [done.rows[0]._replace(name=f'claim{n}') for n in range(8)]
+  results = {'surrogate_value': done._replace(rows=rows)}
+  *_, pair, below = parts_of(results, 'loss does')
+  (beside,) = pair.second
+  targets = [one.statement.target for one in [*beside.rows, *below.rows]]
+  page = 'claims.html#surrogate_value'
+  assert targets == [f'{page}-claim{n}' for n in range(8)]
+  assert len(beside.rows) == 6
 
 
 def test_what_was_not_run_is_said_with_the_command_that_runs_it():
@@ -266,6 +286,20 @@ def test_texts_of_a_file_are_no_html(tmp_path):
   assert '<script' not in '\n'.join(lines)
   (line,) = (one for one in lines if '**holds**' in one)
   assert line.count('|') == 7 and '&lt;script>' in line and '<b>' not in line
+
+
+def test_a_time_that_is_not_known_is_not_shown(capsys, tmp_path):
+  known = made.result(2.0)
+  for done, said in (known, True), (known._replace(seconds=math.nan), False):
+    pages.show_judged(pages.Judged({'one': done}, tmp_path))
+    assert ('(1.5 s)' in capsys.readouterr().out) == said
+    pages.write({'one': done}, tmp_path, with_story=True)
+    assert ('1.5 s' in (tmp_path / 'claims.md').read_text()) == said
+    for name in ('index.html', 'claims.html'):
+      page = (tmp_path / name).read_text()
+      assert ('Measured in 1.5 s.' in page) == ('Measured' in page) == said
+    seconds = json.loads((tmp_path / 'claims.json').read_text())['one']
+    assert seconds['seconds'] == (1.5 if said else None)
 
 
 def test_the_last_line_names_the_page_to_begin_with(capsys, tmp_path):
