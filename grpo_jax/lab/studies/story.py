@@ -136,10 +136,11 @@ CHAPTERS = (
   Chapter(
     'The loss does not measure progress',
     'At the first update of a rollout the loss of methods that divide by the '
-    'length is 0, whatever the policy earns. For Dr. GRPO it follows whether '
-    'right completions are longer than wrong ones.',
-    'So it was: GRPO learned while its loss stayed 0, and the loss of Dr. GRPO '
-    'went by lengths and not by rewards.',
+    'length is 0 without a KL term, whatever the policy earns. For Dr. GRPO it '
+    'follows whether right completions are longer than wrong ones.',
+    'So it was: GRPO learned while its loss stayed 0. The loss of Dr. GRPO was '
+    'minus the covariance of reward and length: while the policy improved it '
+    'rose where right answers were long, and fell where they were short.',
     ('surrogate_value',),
   ),
   Chapter(
@@ -159,15 +160,19 @@ CHAPTERS = (
     'A clipped token has no gradient, but Adam moves its parameters on by the '
     'gradients that it remembers. So a clip stops the gradient at once, and '
     'the policy only later.',
-    'The law by which these steps decay is exact, and they add up to about ten '
-    'times the last one before the clip; SGD and RMSProp stop at once. On '
-    'language models momentum moves clipped tokens on as well. Projection '
-    'takes nearly all of it away, rollback and a narrower clip a fifth or '
-    'more, the other brakes less, and no gain in reward is shown. Tokens of '
-    'older policies are clipped more often to begin with. What momentum does '
-    'past the clip rises with the age of the policy where nothing corrects '
-    'for it, and falls with a ratio to the policy that drew, in single turns '
-    'and in episodes.',
+    'The law by which these steps decay is exact, and after many steps they '
+    'add up to 9 to 12 times the last one before the clip; SGD and RMSProp '
+    'stop at once. On language models momentum moves clipped tokens on as '
+    'well, that of Lion, Muon, Adafactor and SGD too. Of the way that an '
+    'update moves them outward, projection takes nearly all away on balance, '
+    'rollback and a narrower clip a fifth or more, a smaller first moment '
+    '(`decay`) 4 to 49 %, and a reset of moments a tenth or less. With each '
+    'at its best rate no gain in reward is shown; at an equal KL one '
+    'comparison of 16 shows one, of .016. A brake helps where the rate is too '
+    'high, and a lower rate helps more. Of what a policy four versions older '
+    'has drawn, more tokens are clipped. Momentum moves these further out if '
+    'ratios are to the policy that learns, as if that had drawn, and less far '
+    'if they are to the policy that drew, in single turns and in episodes.',
     (
       'coasting_ratio',
       'coasting_distance',
@@ -184,20 +189,30 @@ CHAPTERS = (
     'Ge et al. bound the curvature of the expected reward of a prompt by the '
     'variance of that reward, p (1 - p). Dividing by the deviation then makes '
     'a larger step safe for prompts that are nearly always or hardly ever '
-    'solved. By a factor C(T) the bound on the gradients of GRPO differs from '
-    'that on REINFORCE.',
-    'The bound on the curvature holds, with half of its constant. Failures of '
-    'GRPO fall as 1 / t^2, those of REINFORCE as 1 / t. One theorem is wrong '
-    'as it is printed, for a sum, and right as it is proved, for the least '
-    'term. C(T) can be above 1, where GRPO is faster all the same. Gradients '
+    'solved. By a factor C(T), 8 / 3 of the mean deviation, the bound on the '
+    'gradients of GRPO differs from that on REINFORCE, so a gain is promised '
+    'where it is below 1. The paper assumes that an update on one prompt '
+    'hinders no other, and measures curvature by a proxy for the Fisher '
+    'information. It sees three phases of a training: gradients of prompts are '
+    'nearly orthogonal, and dividing gains nothing; then rewards within groups '
+    'differ less, and it gains most; then the cosines of gradients lie further '
+    'apart, and it gains less.',
+    'The bound on the curvature holds, with half of its constant. With the '
+    'exact gradient of one prompt, failures of GRPO fall as 1 / t^2, those of '
+    'REINFORCE as 1 / t. One theorem is wrong as it is printed, for the sum of '
+    'squared gradients over all steps, and right as it is proved, for the '
+    'smallest of them. C(T) can be above 1, and there too GRPO gets to '
+    'gradients no larger than those of REINFORCE, each at the rate of its '
+    'theorem, by which the steps of GRPO are never the shorter ones. Gradients '
     'of different prompts disagree more than the paper assumes, in its own '
-    'data too. In small groups dividing weighs rare success less than the '
-    'paper says: by the mean deviation of a group. The Fisher information '
-    'follows the variance of the reward if it is weighted with the reward, and '
-    "the paper's proxy for it, which knows no reward, follows it weakly. "
-    'In one run of SmolLM2 the division gained most in the second phase, as '
-    'the paper says, but gradients were not orthogonal before it, and no third '
-    'phase came.',
+    'data too. In small groups a prompt weighs less than the paper says, above '
+    'all where success is rare: .36 of it at a success of 2 % and 8 '
+    'completions. The Fisher information follows the variance of the reward if '
+    "it is weighted with the reward, and the paper's proxy for it, which knows "
+    'no reward, follows it weakly. In one pair of runs of SmolLM2, too few for '
+    'a verdict, the division gained more in the second phase than in the '
+    'first, as the paper says, but gradients were not orthogonal before it, '
+    'and no third phase came.',
     (
       'normalized_rate',
       'curvature',
@@ -212,13 +227,15 @@ CHAPTERS = (
   Chapter(
     'Does the division matter under Adam?',
     'Neither paper tests this. By the first, Adam cancels a factor that all '
-    'prompts share, so only how prompts are weighed beside each other is left '
-    'of the division.',
+    'prompts share, so what is left of the division is how prompts are weighed '
+    'beside each other, and how the factor changes over time.',
     'On small policies the division then changes little; with a large epsilon '
-    'it helps Adam. At low rates it helps SGD; at best rates no gain is shown. '
-    'On a small transformer under Adam it changes failures by less than a '
-    'tenth either way. On SmolLM2 it helps SGD at low rates; at best rates '
-    'three seeds decide nothing.',
+    'it helps Adam where prompts share most of their features. At low rates it '
+    'helps SGD; at best rates no gain is shown where half of the features are '
+    'shared. On a small transformer under Adam it changes failures by less '
+    'than a tenth either way. On SmolLM2 it helps SGD at one rate below the '
+    'best, and Adam with a large epsilon at two; at best rates three seeds '
+    'decide nothing.',
     ('normalized_optimizer', 'normalization', 'normalization_smollm2'),
   ),
 )
