@@ -133,7 +133,7 @@ _RATES = {
 }
 # Four times as far apart: of rates nearer by, few seeds cannot tell the best.
 _RATES_SMOLLM2 = {
-  4: (4e-5, 1e-5, 2.5e-6),
+  4: (1.6e-4, 4e-5, 1e-5, 2.5e-6),
   8: (4e-5, 1e-5, 2.5e-6),
   16: (2e-5, 5e-6, 1.25e-6),
 }
