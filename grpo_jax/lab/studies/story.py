@@ -168,8 +168,8 @@ CHAPTERS = (
     'rollback and a narrower clip a fifth or more, a smaller first moment '
     '(`decay`) 4 to 49 %, and a reset of moments a tenth or less. With each '
     'at its best rate no gain in reward is shown; at an equal KL one '
-    'comparison of 16 shows one, of .016. A brake helps where the rate is too '
-    'high, and a lower rate helps more. Of what a policy four versions older '
+    'comparison of 16 shows one, of .016. Where the rate is too high `decay` '
+    'helps, and a lower rate helps more. Of what a policy four versions older '
     'has drawn, more tokens are clipped. Momentum moves these further out if '
     'ratios are to the policy that learns, as if that had drawn, and less far '
     'if they are to the policy that drew, in single turns and in episodes.',
